@@ -84,9 +84,8 @@ NOT_RECORDED = (
     "minllm.kernels.slots.local_blocks",
     "minllm.kernels.experts",
 )  # fmt: skip
-OF_NO_ROW = ("sampling/mask_logits",)  # only structured outputs launch it, and no recorded row has any
+OF_NO_ROW = ("sampling/mask_logits", "attention/soft_capped")  # of structured outputs and Gemma 2, of which no row is recorded
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
-OF_OTHER_MODELS = ("attention/soft_capped",)  # variants of models of which no row is recorded
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",
                 "cache with tokens", "cache waste")  # fmt: skip
@@ -150,7 +149,7 @@ def launched_by(engine: Engine, name: str) -> bool:
     """Whether an engine may launch a specimen's kernel: unless its name or module says that it cannot."""
     others = {*DTYPES, *CACHE_FORMATS} - {engine.dtype, engine.cache_format, engine.weight_format}
     module = machine_code()[name].kernel.function.__module__
-    if within(name, FIRST_RUNGS + OF_OTHER_MODELS) or {*name.split("/")} & others or module.startswith(NOT_RECORDED):
+    if within(name, FIRST_RUNGS) or {*name.split("/")} & others or module.startswith(NOT_RECORDED):
         return False
     if module.startswith(QUANTIZED_KERNELS):
         return bool(engine.weight_format) and engine.weight_format in name
