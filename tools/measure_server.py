@@ -39,7 +39,7 @@ def main() -> int:
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         first = Path(folder, "offline.json")
         subprocess.run([sys.executable, __file__, *sys.argv[1:], "--offline", str(first)], check=True, env=environment)
-        alone = json.loads(first.read_text())
+        alone = json.loads(first.read_text(encoding="utf-8"))
         served = asyncio.run(over_http(options, model_path(options.model, Path(folder, "model")), environment))
     return report(options, alone, served)
 
@@ -122,7 +122,7 @@ def offline(options) -> None:
         ttft = asyncio.run(paced())
     found = dict(tokens_per_second=tokens / seconds, burst_ttft=statistics.median(burst), ttft=statistics.median(ttft))
     found["device"] = device_name(llm)
-    Path(options.offline).write_text(json.dumps(found))
+    Path(options.offline).write_text(json.dumps(found), encoding="utf-8")
 
 
 def device_name(llm) -> str:

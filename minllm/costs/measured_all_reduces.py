@@ -2,8 +2,7 @@
 
 Times are microseconds of one all-reduce of a bfloat16 message in a CUDA graph, over NVLink without multicast. Those that
 `minllm bench all-reduce` has recorded (docs/results) come with the package in data/measurements.json: NCCL's through PyTorch, and those of
-the minllm kernel that is chosen for the message (kernels/all_reduce/choice.py). EARLIER holds NCCL's times between numbers of GPUs without
-a record: they were measured through PyTorch before that command existed, and a run of it replaces them.
+the minllm kernel that is chosen for the message (kernels/all_reduce/choice.py).
 """
 
 import functools
@@ -15,13 +14,12 @@ KB, MB = 1 << 10, 1 << 20
 NCCL, KERNELS = "nccl", "kernels"
 Times = dict[int, float]  # bytes of the message -> microseconds
 SIZES = (8 * KB, 64 * KB, 256 * KB, 512 * KB, MB, 2 * MB, 4 * MB, 16 * MB, 64 * MB)
-EARLIER = {("h200", 4): dict(zip(SIZES, (13.5, 14.0, 14.6, 17.3, 21.1, 29.6, 42.0, 96.2, 325.0), strict=True))}
 
 
 @functools.cache
 def measured_times() -> dict[tuple[str, int], dict[str, Times]]:
     """{(short name of a GPU in machine/hardware.py, number of GPUs): {NCCL or KERNELS: times}}."""
-    found = {where: {NCCL: times} for where, times in EARLIER.items()}
+    found = {}
     for name, measured in read_measurements().items():
         for ranks, recorded in measured.get("all_reduces", {}).items():
             times = {by: {int(size): value for size, value in one.items()} for by, one in recorded.items()}

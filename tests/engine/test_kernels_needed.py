@@ -19,6 +19,7 @@ from minllm.engine.ranks.share import RankShare
 from minllm.engine.running.host_copies import Readback
 from minllm.engine.running.machine import Done, HostMachine
 from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY
 from minllm.kernels.all_reduce.peers import Peers, allocate
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config_reader import read_model_config
@@ -104,9 +105,10 @@ class HostGpuRankOps(TensorParallelCudaOps):
         super().__init__(dtype, grid, config.vocab_size, config.hidden_size, kernel_variants=variants, simulated=True)
         self.memory, self.capability = DeviceMemory(HostMemory()), current_device().compute_capability
         self.communicator = SilentLibrary(Split(grid.rank, grid.tensor, config))
-        if variants:
+        name = (variants or {}).get("all_reduce", DEFAULT)
+        if name != LIBRARY:
             memories = [allocate(grid.tensor, 1 << 20, lambda size, dtype: self.zeros((size,), dtype)) for _ in range(grid.tensor)]
-            peers, name = Peers(grid.rank, tuple(memories)), variants["all_reduce"]
+            peers = Peers(grid.rank, tuple(memories))
             self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch())
 
 

@@ -4,10 +4,10 @@
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "one_shot"})     one kernel, for all messages that fit the ranks' memory
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "nccl"})         NCCL for all; steps are then launched kernel by kernel
 
-The limits for 2 ranks are measured on two H200s (docs/results/h200_all_reduce.json, `minllm bench all-reduce`): at 16 MB one_shot and NCCL
-are equal. Those for more ranks are assumed: between one shot and two they are vLLM's for GPUs that are all connected by NVLink
-(csrc/custom_all_reduce.cuh: two shots from 512 KB on for 4 ranks, from 256 KB for 8); those of low_latency and of NCCL are guesses.
-On two H200s steps of the 8B shape take 2.6 ms with this table and 24 ms with NCCL alone, whose steps are not captured as graphs.
+The limits for 2 and 4 ranks are measured on H200s (docs/results/h200_all_reduce.json, `minllm bench all-reduce`): at 16 MB one_shot and
+NCCL are equal on two, and NCCL is ahead on four. Those for 8 are assumed: between one shot and two they are vLLM's for GPUs that are all
+connected by NVLink (csrc/custom_all_reduce.cuh: two shots from 256 KB on); those of low_latency and of NCCL are guesses. On two H200s a step
+of the 8B shape takes 2.5 ms with this table and 24 ms with NCCL alone, whose steps are not captured as graphs.
 """
 
 from minllm.errors import KernelArgumentError
@@ -17,7 +17,7 @@ KB, MB = 1 << 10, 1 << 20
 # ranks: (largest message of an algorithm in bytes, its name), in order of size; NCCL takes larger messages
 LIMITS = {
     2: ((256 * KB, "low_latency"), (4 * MB, "one_shot")),
-    4: ((64 * KB, "low_latency"), (512 * KB, "one_shot"), (2 * MB, "two_shot")),
+    4: ((32 * KB, "low_latency"), (1 * MB, "one_shot"), (4 * MB, "two_shot")),
     8: ((32 * KB, "low_latency"), (256 * KB, "one_shot"), (2 * MB, "two_shot")),
 }
 BY_SIZE, LIBRARY = "by_size", "nccl"
