@@ -19,6 +19,8 @@ STAGES = {
     "kv::": APPEND,
     "rope::": APPEND,
     "activation::": "activation",
+    "elementwise::gelu_and_multiply::": "activation",
+    "elementwise::in_place::": "factors and soft caps",
     "embedding::": "embedding",
     "split_vocabulary::": SAMPLING,
     "split_vocabulary::lookup::": "embedding",
@@ -26,6 +28,7 @@ STAGES = {
     "slots::": SLOTS,
     "speculation::": "speculation",
     "all_reduce::": "all-reduce",
+    "encoding::": "encoding of weights",
 }
 ORDER = (*dict.fromkeys(STAGES.values()), OTHER)
 WRITE_SLOTS = PREFIX + "slots::write_slots::"  # writes changes by the host into the slots; a step's forward begins after it
