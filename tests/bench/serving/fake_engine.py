@@ -18,6 +18,7 @@ class Stats:
     prefix_cache_hits: int
     prefix_cache_queries: int
     num_steps: int
+    num_window_blocks_freed: int = 0
     num_corrupted_requests: int = 0
     num_graphs: int = 0
     graph_memory_bytes: int = 0
