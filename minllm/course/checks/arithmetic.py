@@ -22,11 +22,13 @@ class Shape:
     vocab_size: int = 10
     activation: str = "silu"
     gated_mlp: bool = True
+    num_experts: int = 0
     norm: str = "rms_norm"
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    post_norms: bool = False
     tie_word_embeddings: bool = True
     max_position_embeddings: int = 64
     rope: object = "default"
