@@ -1,5 +1,6 @@
 """Plans: worked by hand, held against the engine's own division of memory and against the records, and as a user meets them."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -222,7 +223,7 @@ def test_all_reduces_between_measured_sizes_are_on_a_line():
     assert all_reduce_microseconds("h200", 4, 128 << 20) == 2 * recorded_all_reduces("4 GPUs, 64 MiB, bfloat16")[NCCL]
     for ranks in (2, 4):
         times = [all_reduce_microseconds("h200", ranks, 1 << power) for power in range(10, 28)]
-        assert times == sorted(times)
+        assert all(later > 0.9 * earlier for earlier, later in itertools.pairwise(times))  # measured: NCCL's of four fall by 7 % at 256 KiB
 
 
 @pytest.mark.parametrize("gpu", GPUS)
