@@ -15,7 +15,7 @@ from minllm.kernels.experts.gather_gemv import down_gemv, gate_up_gemv
 from minllm.kernels.experts.gather_rows import gather_rows as launch_gather_rows
 from minllm.kernels.experts.gather_rows import gather_rows_reference
 from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
-from minllm.kernels.experts.grouped_wgmma import wgmma_down, wgmma_gate_up
+from minllm.kernels.experts.grouped_wgmma import TOKENS, wgmma_down, wgmma_gate_up
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
 from minllm.kernels.experts.routing import route as launch_route
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
@@ -229,11 +229,13 @@ def moved_by_wgmma(weight, out, rows, k, dtype, tiling):
     def moved(pairs, offsets, **arrays):
         if tiling is None or k % 64 or rows % tiling.rows:
             return {}
-        counts = np.diff(offsets)
-        held = [next(n for n in (32, 64, 128) if min(count - first, 128) <= n) for count in counts for first in range(0, count, 128)]
-        asked = dict(x_map=rows // tiling.rows * sum(held) * k * b, weight_map=len(held) * rows * k * b)
-        touched = dict(weight_map=np.count_nonzero(counts) * rows * k * b)
-        return dict(grouped_wgmma_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, 2 * sum(held) * rows * k))
+        bounds = zip(offsets[:-1], offsets[1:], strict=True)
+        firsts = [(first, min(end - first, TOKENS)) for start, end in bounds for first in range(start, end, TOKENS)]
+        tiles = [(first, next(n for n in (32, 64, 128) if count <= n)) for first, count in firsts]
+        loaded, multiplied = sum(min(n, len(pairs) - first) for first, n in tiles), sum(n for _, n in tiles)  # no row is behind the last
+        asked = dict(x_map=rows // tiling.rows * loaded * k * b, weight_map=len(tiles) * rows * k * b)
+        touched = dict(x_map=len(pairs) * k * b, weight_map=np.count_nonzero(np.diff(offsets)) * rows * k * b)
+        return dict(grouped_wgmma_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, 2 * multiplied * rows * k))
 
     return moved
 
