@@ -238,7 +238,7 @@ def test_the_paged_cache_tells_its_story_and_can_be_played(open_page):
         page.keyboard.press("Enter")
         told.append(page.inner_text(".verdict"))
     story = " ".join(told)
-    for what in ("the first 8 tokens were in the cache", "copy on write", "kept while nobody", "eviction"):
+    for what in ("the first 8 tokens were in the cache", "copy on write", "kept until", "eviction"):
         assert what in story
     page.click("#again")
     assert page.locator(".block-cell.is-free").count() == page.locator(".block-cell").count() == 12
