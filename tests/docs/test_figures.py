@@ -50,9 +50,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
         **dict.fromkeys(["0.3 µs", "642 µs"], PRINTED.replace("H200", "H100")),
         **dict.fromkeys(["9.9 s", "12.2 s", "15.1 s", "20.4 s"], PRINTED),
     },
-    "serve.md": {
-        **dict.fromkeys(["19,849 tokens/s", "19,897 tokens/s", "15.3 ms", "14.0 ms"], PRINTED),
-    },
+    "serve.md": {"19,897 tokens/s": PRINTED},
     "serving-metrics.md": {"0.69 s": TRACE, "644 TFLOP/s": TRACE},
     "speculation.md": {
         **dict.fromkeys(["128.6 tokens/s", "158 tokens/s"], "others' figures"),
