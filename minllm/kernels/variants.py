@@ -21,7 +21,7 @@ class Variant:
     """One kernel of a stage, and what it supports.
 
     Its module may define why_not(*arrays), which returns the reason why it cannot serve these arrays, or None. The module, or a package
-    around it, has a function or a module `specimens`.
+    around it, has a function or a module `specimens`, unless the catalogue describes its launches.
     """
 
     name: str
@@ -108,16 +108,18 @@ class Variants(Mapping[str, Any]):
         return self[self.entry(name).stand_in]
 
     def specimens(self) -> Iterator[Any]:
-        """The specimens of all variants: those of each module, or of the nearest package that contains it, once."""
-        for module in dict.fromkeys(map(self.specimens_module, self.entries)):
+        """The specimens of all variants: those of each module, or of the nearest package that contains it, once; none if it has none."""
+        for module in filter(None, dict.fromkeys(map(self.specimens_module, self.entries))):
             yield from module.specimens()
 
     def specimens_module(self, name: str) -> Any:
-        """The module with the function `specimens` that lists those of this variant."""
+        """The module with the function `specimens` that lists those of this variant; None if the catalogue describes it."""
         module = self.module(name)
         if hasattr(module, "specimens"):
             return module
         package = module.__name__.rpartition(".")[0]
         while importlib.util.find_spec(f"{package}.specimens") is None:
+            if package == self.package:
+                return None
             package = package.rpartition(".")[0]
         return importlib.import_module(f"{package}.specimens")

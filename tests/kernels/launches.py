@@ -37,6 +37,10 @@ class GuardedOps:
         """An array that nobody has written yet."""
         return self.written(Noise.unwritten(shape, dtype))
 
+    def zeros(self, shape, dtype):
+        """An array of zeros."""
+        return self.written(np.zeros(shape, dtype))
+
     def host(self, array):
         """An array's contents, if the bands around it are untouched."""
         guarded = self.guarded.get(id(array))

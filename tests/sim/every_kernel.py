@@ -628,18 +628,6 @@ def keys_of_tiles(T, tile):
 
 
 @row
-def flash_attention_2_of_a_prompt():
-    T, heads, kv_heads, D, b, query_tile, key_tile = 40, 2, 1, 32, 2, 16, 16
-    loaded, rows = heads * keys_of_tiles(T, query_tile) * D * b, T * heads * D * b
-    products = heads * sum(-(-min(T, first + query_tile) // key_tile) for first in range(0, T, query_tile))
-    asked = dict(query=rows, key_cache=loaded, value_cache=loaded, out=rows)
-    different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
-    arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
-    expected = Moved(asked, different, 4 * D * query_tile * key_tile * products)
-    return partial(flash_attention_2.attention, *arguments, tiles=(query_tile, key_tile, 1)), {"flash_attention_2_kernel": expected}, LENS
-
-
-@row
 def attention_of_a_tree():
     """Eight nodes behind 20 keys, in one tile of 64 rows, and one tile of 64 keys."""
     before, nodes, heads, kv_heads, D, b = 20, 8, 2, 1, 32, 2

@@ -1,0 +1,17 @@
+"""The launches of attention, a module a group of families; minllm/kernels/attention/**/specimens.py lists those not described yet."""
+
+import itertools
+
+from minllm.catalogue.attention import prompts
+
+FAMILIES = (prompts,)
+
+
+def compiled():
+    """The MachineCode of all families."""
+    return itertools.chain.from_iterable(family.compiled() for family in FAMILIES)
+
+
+def small():
+    """The Launches of odd sizes of all families."""
+    return itertools.chain.from_iterable(family.small() for family in FAMILIES)

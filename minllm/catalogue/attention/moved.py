@@ -1,0 +1,101 @@
+"""What attention kernels move, by the formulas in their docstrings: of one sequence without a window, in tiles that divide it.
+
+`pairs` are the visible (query, key) pairs of all heads. A formula returns {} for launches for which it does not hold.
+"""
+
+from typing import NamedTuple
+
+from minllm.catalogue.launch import Moved
+from minllm.kernels.attention.first_rungs.flash_attention_1 import KEY_TILE
+
+
+class Sizes(NamedTuple):
+    """One sequence: T new tokens among `context` keys; b: bytes of a number."""
+
+    T: int
+    context: int
+    heads: int
+    kv_heads: int
+    D: int
+    b: int
+    block_size: int
+
+    @property
+    def rows(self):
+        """Bytes of the queries, or of the output."""
+        return self.T * self.heads * self.D * self.b
+
+    @property
+    def cached(self):
+        """Bytes of the keys, or of the values."""
+        return self.context * self.kv_heads * self.D * self.b
+
+    @property
+    def is_prompt(self):
+        """Whether all keys are those of new tokens."""
+        return self.T == self.context
+
+    def ends(self, tile):
+        """One past the last key that each tile of a prompt's rows sees."""
+        return [min(self.T, first + tile) for first in range(0, self.T, tile)]
+
+
+def materialized(sizes, options):
+    """Transposed keys, and scores of all pairs in memory."""
+    T, _, heads, _, D, b, _ = sizes
+    pairs = T * (T + 1) // 2 * heads
+    if not sizes.is_prompt:
+        return {}
+    scores = dict(query=pairs * D * b, key_transposed=pairs * D * b, scores=4 * pairs)
+    weighted = dict(scores=4 * D * pairs, value_cache=pairs * D * b, out=sizes.rows)
+    return {
+        "transpose_keys_kernel": Moved(dict(key_cache=sizes.cached, key_transposed=sizes.cached)),
+        "scores_kernel": Moved(scores, dict(query=sizes.rows, key_transposed=sizes.cached), operations=2 * D * pairs),
+        "softmax_kernel": Moved(dict(scores=4 * 5 * pairs), dict(scores=4 * 2 * pairs)),
+        "weighted_values_kernel": Moved(weighted, dict(scores=4 * pairs, value_cache=sizes.cached), operations=2 * D * pairs),
+    }
+
+
+def flash_attention_1(sizes, options):
+    """All 32 lanes read a row's maximum and sum together, one writes them."""
+    T, _, heads, _, D, b, _ = sizes
+    if not sizes.is_prompt:
+        return {}
+    row_tiles, rows = heads * sum(position // KEY_TILE + 1 for position in range(T)), T * heads
+    asked = dict(key_cache=heads * T * D * b, value_cache=heads * T * D * b, query=row_tiles * D * b, out=2 * rows * D * b)
+    asked |= dict(row_out=8 * row_tiles * D + 4 * rows * D)
+    asked |= {name: (32 + 1) * 4 * row_tiles + 4 * rows for name in ("row_max", "row_sum")}
+    different = dict(key_cache=sizes.cached, value_cache=sizes.cached, query=rows * D * b, out=rows * D * b)
+    different |= dict(row_out=2 * 4 * rows * D, row_max=2 * 4 * rows, row_sum=2 * 4 * rows)
+    return {"flash_attention_1_kernel": Moved(asked, different)}
+
+
+def flash_attention_2(sizes, options):
+    """Tiles of queries load the keys that they see; products are of whole tiles."""
+    if not sizes.is_prompt or "tiles" not in options or sizes.b != 2:
+        return {}
+    query_tile, key_tile, _ = options["tiles"]
+    loaded = sizes.heads * sum(sizes.ends(query_tile)) * sizes.D * sizes.b
+    products = sizes.heads * sum(-(-end // key_tile) for end in sizes.ends(query_tile))
+    asked = dict(query=sizes.rows, key_cache=loaded, value_cache=loaded, out=sizes.rows)
+    flops = 4 * sizes.D * query_tile * key_tile * products
+    return {"flash_attention_2_kernel": Moved(asked, dict(key_cache=sizes.cached, value_cache=sizes.cached), flops)}
+
+
+def flash_attention_3(sizes, options):
+    """The same, in whole pages."""
+    if not sizes.is_prompt or "shape" not in options:
+        return {}
+    page, shape = sizes.block_size, options["shape"]
+    ends = sizes.ends(shape.query_tile)
+    loaded = sizes.heads * sum(-(-end // page) * page for end in ends) * sizes.D * sizes.b
+    touched = -(-sizes.T // page) * page * sizes.kv_heads * sizes.D * sizes.b
+    products = sizes.heads * sum(-(-end // shape.key_tile) for end in ends)
+    asked = dict(query_map=sizes.rows, key_map=loaded, value_map=loaded, out=sizes.rows)
+    flops = 4 * sizes.D * shape.query_tile * shape.key_tile * products
+    return {"flash_attention_3_kernel": Moved(asked, dict(key_map=touched, value_map=touched), flops)}
+
+
+FORMULAS = dict(
+    materialized=materialized, flash_attention_1=flash_attention_1, flash_attention_2=flash_attention_2, flash_attention_3=flash_attention_3
+)

@@ -1,0 +1,78 @@
+"""A launch of an attention variant over a paged cache, of which all that no row sees is NaN."""
+
+import numpy as np
+
+from minllm.catalogue.attention.moved import FORMULAS, Sizes
+from minllm.catalogue.kv import last_layer
+from minllm.catalogue.launch import Launch, describes, returns, taken
+from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
+from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.common.workspace import make_workspace
+from minllm.kernels.attention.reference import attention_reference
+
+BLOCK_SIZE, SPARE_BLOCKS = 16, 2
+LENS = ("query_start", "context_lens", "block_tables")
+# Error of a row in terms of the largest output: tensor cores take weights of 16 bits, and 2**x and long sums are rounded in float32.
+SLACK = {FLOAT32: 2.0**-19, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
+TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
+
+
+def batch_of(noise, query_lens, context_lens, block_size):
+    """(blocks of the cache, query_start, context_lens and block_tables by name): blocks in random order, more than needed."""
+    counts = [-(-context // block_size) for context in context_lens]
+    order = noise.random.permutation(sum(counts) + SPARE_BLOCKS).astype(np.int32)
+    tables = np.zeros((len(counts), max(1, *counts)), np.int32)
+    for table, count, last in zip(tables, counts, np.cumsum(counts), strict=True):
+        table[:count] = order[last - count : last]
+    start = np.cumsum([0, *query_lens]).astype(np.int32)
+    return len(order), dict(query_start=start, context_lens=np.array(context_lens, np.int32), block_tables=tables)
+
+
+def seen_slots(shape, query_lens, context_lens, block_tables, sliding_window=0):
+    """Which slots of a cache [num_blocks, block_size] hold a key that a row sees."""
+    seen = np.zeros(shape, bool)
+    for table, tokens, context in zip(block_tables, query_lens, context_lens, strict=True):
+        first = max(0, context - tokens - sliding_window + 1) if sliding_window else 0
+        position = np.arange(first, context)
+        seen[table[position // shape[1]], position % shape[1]] = True
+    return seen
+
+
+@describes
+def attention(
+    variant, query_lens, context_lens, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE, sliding_window=0, layers=0,
+    **options,
+):  # fmt: skip
+    """Sequence b has query_lens[b] new tokens, and context_lens[b] keys with them, 0 for padding; options: those of the variant's launcher.
+
+    layers: of a token, that lie side by side in the cache.
+    """
+    scale, module = head_dim**-0.5, VARIANTS[variant]
+
+    def arrays(noise):
+        blocks, lens = batch_of(noise, query_lens, context_lens, block_size)
+        shape = (blocks, block_size, *((layers,) if layers else ()), kv_heads, head_dim)
+        caches = {name: noise.array(shape, dtype) for name in ("key_cache", "value_cache")}
+        seen = seen_slots(shape[:2], query_lens, context_lens, lens["block_tables"], sliding_window)
+        for cache in caches.values():
+            cache[~seen] = np.nan
+        rows = (sum(query_lens), heads, head_dim)
+        return dict(query=noise.array(rows, dtype), **caches, out=noise.unwritten(rows, dtype), **lens)
+
+    def call(ops, query, key_cache, value_cache, out, **lens):
+        caches = last_layer(key_cache, layers), last_layer(value_cache, layers)
+        chosen = taken(module.workspace_shapes, options)
+        shapes = module.workspace_shapes(query, caches[0], lens["block_tables"], **chosen)
+        workspace = make_workspace(shapes, ops.empty, ops.zeros)
+        longest = dict(max_query_len=max(1, *query_lens), workspace=workspace, stream=ops.stream)
+        module.attention(query, *caches, out, **lens, scale=scale, sliding_window=sliding_window, **longest, **options)
+
+    def reference(query, key_cache, value_cache, query_start, context_lens, block_tables):
+        caches = last_layer(key_cache, layers), last_layer(value_cache, layers)
+        return attention_reference(query, *caches, query_start, context_lens, block_tables, scale, sliding_window)
+
+    moved = {}
+    if len(query_lens) == 1 and not sliding_window and not layers and variant in FORMULAS:
+        sizes = Sizes(query_lens[0], context_lens[0], heads, kv_heads, head_dim, dtype.itemsize, block_size)
+        moved = FORMULAS[variant](sizes, options)
+    return Launch(arrays, call, returns(("out",), reference), moved, indices=LENS, slack=SLACK[dtype])
