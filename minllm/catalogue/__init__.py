@@ -16,7 +16,7 @@ STAGES = (
     *("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling"),
     *("experts", "split_vocabulary", "slots", "speculation", "all_reduce", "elementwise", "encoding"),
 )
-SPECIMENS = ("matmul", "attention")  # stages of which specimens.py lists kernels that are not described here yet
+SPECIMENS = ("attention",)  # stages of which specimens.py lists kernels that are not described here yet
 WHOLE = tuple(name for name in STAGES if name not in SPECIMENS)
 DESCRIBED = tuple(name for name in STAGES if importlib.util.find_spec(f"{__name__}.{name}"))
 
@@ -70,11 +70,16 @@ def measured_launches() -> list[Any]:
 
 
 def one_per_kernel() -> dict[Any, list[str]]:
-    """{Launch: names of kernels} that together launch every kernel whose traffic a formula gives: the first small launch of each."""
+    """{Launch: names of kernels} that together launch every kernel, in every form of weights, whose traffic a formula gives.
+
+    It is the first small launch of each.
+    """
     found, met = {}, set()
     for launch in small_launches():
-        names = {one.name for one in launch.dry_run((9, 0))} - met
+        form = launch.shape.get("form")
+        names = {one.name for one in launch.dry_run((9, 0)) if (one.name, form) not in met}
         arrays = launch.arrays(Noise(length=SHORT)) if names else {}
         if names := {name for name in names if launch.moved_by(name, arrays)}:
-            found[launch], met = sorted(names), met | names
+            found[launch] = sorted(names)
+            met |= {(name, form) for name in names}
     return found

@@ -45,6 +45,7 @@ from minllm.runtime.recording import RecordedLaunch
 GPUS = {(8, 0): "NVIDIA A100-SXM4-80GB", (8, 9): "NVIDIA GeForce RTX 4090", (9, 0): "NVIDIA H200", (10, 0): "NVIDIA B200"}
 TARGETS = tuple(GPUS)
 FP8_TARGETS = tuple(target for target in TARGETS if target >= (8, 9))  # with instructions that convert from and to fp8
+HOPPER = ((9, 0),)  # with wgmma and tensor maps for tensor cores
 WIDE = ("LDG*128*", "STG*128*")  # loads and stores of 16 bytes
 
 

@@ -40,8 +40,9 @@ def test_every_variant_has_its_launcher_and_its_specimens(table, name):
         assert callable(launcher.attention) and callable(launcher.workspace_shapes)
     else:
         assert callable(launcher)
-    module, prefix = table.specimens_module(name), f"{table.stage}/{name}/"
-    assert callable(module.specimens) if module else any(one.startswith(prefix) for one in catalogue.machine_code())
+    if table is not matmul.VARIANTS:
+        module, prefix = table.specimens_module(name), f"{table.stage}/{name}/"
+        assert callable(module.specimens) if module else any(one.startswith(prefix) for one in catalogue.machine_code())
     stand_in = table.entry(name).stand_in
     assert not stand_in or table.entry(stand_in).reads == table.entry(name).reads
 
@@ -50,7 +51,7 @@ def test_a_kernel_that_is_listed_twice_is_compiled_for_all_targets():
     """Small shared memories and large ones, or few heads and many, may get the same shape of block."""
     every = catalogue.machine_code()
     for table in TABLES:
-        listed = list(table.specimens())
+        listed = list(catalogue.machine_code_of(table.stage))
         assert len(listed) > 50 and all(specimen.name.startswith(f"{table.stage}/") for specimen in listed)
         assert all(set(specimen.targets) <= set(every[specimen.name].targets) for specimen in listed)
     assert (10, 0) in every["attention/split_tensor_core/256/group_8/1x4x2/bfloat16"].targets

@@ -8,12 +8,7 @@ from minllm.sim.rewrite import plain_function
 from tests.sim.every_kernel import ROWS
 
 # The rows, without their shapes, of which the lanes leave a launch to the threads, with detectors and without, and how the reason begins.
-FEW, POINTERS = "fewer than 8 threads", "a variable that is another array in other threads"
-IN_THREADS = {
-    "kv/qkv_rope_append_quantized": POINTERS,
-    "widened_product_of_fp8": FEW,
-    "widened_product_of_int8": FEW,
-}
+IN_THREADS = {"kv/qkv_rope_append_quantized": "a variable that is another array in other threads"}
 
 
 def stage_of(name):

@@ -2,9 +2,23 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import TARGETS, TB_S, TFLOP_S, Launch, MachineCode, Measured, Moved, calls, describes, in_place, returns
+from minllm.catalogue.launch import (
+    HOPPER,
+    TARGETS,
+    TB_S,
+    TFLOP_S,
+    Launch,
+    MachineCode,
+    Measured,
+    Moved,
+    calls,
+    describes,
+    in_place,
+    returns,
+)
+from minllm.catalogue.matmul import quantized
 from minllm.catalogue.rope import table
-from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
+from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.matmul import tensor_core, tiled, vectorized, warpgroup
@@ -28,7 +42,6 @@ from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.rope.rotate import rope_reference
 
-HOPPER = ((9, 0),)
 BEFORE_HOPPER, FROM_HOPPER = TARGETS[:2], TARGETS[2:]
 HOPPER_RUNGS = ("warpgroup", "warp_specialized", "wgmma")
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4")
@@ -307,6 +320,7 @@ def compiled():
                 launch = product(rung, 64, 256, 64, dtype, **options)
                 yield MachineCode(f"matmul/{rung}/{name}/{dtype}", launch, blocks, WGMMA, targets=HOPPER)
         yield from compiled_wgmma(dtype)
+    yield from quantized.compiled()
 
 
 def compiled_gemv(dtype):
@@ -449,6 +463,19 @@ def small():
         yield product(variant, rows, 18, 64, **exact)
     for number, tiling in enumerate(GEMV_TILINGS):
         yield from fused_gemvs(FUSED_GEMVS, FUSED_QKV_GEMVS, DTYPES[number % 3], tiling)
+    yield from of_engines()
+    yield from quantized.small()
+
+
+def of_engines():
+    """What engines launch besides: heads, whose outputs are float32, and GPT-2's biases."""
+    by_threads, by_maps = FlatTiling(rows=32, warps=4, splits=2, stages=3), FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
+    for dtype, tiling in ((BFLOAT16, by_threads), (FLOAT16, by_threads), (BFLOAT16, by_maps)):
+        yield product("flat", 8, 128, 128, dtype, FLOAT32, tiling=tiling)
+    yield product("tensor_core", 9, 18, 64, FLOAT16)
+    yield product("gemv", 1, 7, 520, FLOAT16, FLOAT32, norm=True)
+    yield product("gemv", 1, 7, 520, FLOAT32, bias=True)
+    yield product("gemv", 1, 7, 520, FLOAT32, bias=True, residual=True)
 
 
 def fused_gemvs(shapes, qkv_shapes, dtype, tiling):
