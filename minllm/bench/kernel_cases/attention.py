@@ -13,6 +13,7 @@ from minllm.kernels.attention.reference import attention_reference
 
 BLOCK_SIZE = 16
 SAMPLE_ROWS = 32  # queries at each end of a sequence that are recomputed on the host
+SOFT_CAP = 50.0  # of Gemma 2
 PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
 LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # the cost of paging is the ratio of the last two
 # (sequences, new tokens of each, keys) of verification steps, then (sequences, keys) of decode steps
@@ -106,6 +107,22 @@ def shared_prefix_case(
     return attention_case("shared prefix", variant, *sizes, MICROSECONDS, work, layout=f"{prefix} shared", peers=(), prefix=prefix)
 
 
+def soft_capped_case(
+    sequences: int, tokens: int, context: int, heads: int = 8, kv_heads: int = 4, head_dim: int = 256, dtype: np.dtype = BFLOAT16
+) -> KernelCase:
+    """Attention with Gemma 2's soft cap, by default with the heads of its 2B: prompts, or one new token for each sequence.
+
+    Peers have no cap. Expected to be slower than flash_attention_2 by an exponential and a reciprocal per score.
+    """
+    sizes = (sequences, tokens, context, heads, kv_heads, head_dim, dtype)
+    if tokens > 1:
+        kind = ("prefill attention", TFLOP_S, prefill_flops(sequences, tokens, heads, head_dim))
+    else:
+        kind = ("decode attention", TB_S, key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize))
+    benchmark, unit, work = kind
+    return attention_case(benchmark, "soft_capped", *sizes, unit, work, layout=f"cap {SOFT_CAP:g}", peers=(), soft_cap=SOFT_CAP)
+
+
 def block_tables_of(random, sets, sequences, blocks, shared) -> np.ndarray:
     """Block tables, int32 [sets, sequences, blocks], with the blocks of a cache in random order.
 
@@ -118,11 +135,11 @@ def block_tables_of(random, sets, sequences, blocks, shared) -> np.ndarray:
 
 def attention_case(
     benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work, lengths=None, layout="", peers=PEERS,
-    prefix=0,
+    prefix=0, soft_cap=0.0,
 ) -> KernelCase:  # fmt: skip
     """The case of `tokens` new tokens per sequence, which has `context` keys, the new ones included, or its number in `lengths`.
 
-    The first `prefix` keys, a multiple of BLOCK_SIZE, are shared.
+    The first `prefix` keys, a multiple of BLOCK_SIZE, are shared. soft_cap: of the scores, 0 for none.
     """
     lengths = np.full(sequences, context) if lengths is None else lengths
     block_size = context if layout.endswith("contiguous") else BLOCK_SIZE
@@ -147,13 +164,14 @@ def attention_case(
         cascade, module, scale = variant == "split_cascade", VARIANTS[variant], head_dim**-0.5
         options = dict(prefix_len=prefix) if cascade else dict(max_query_len=tokens)
         shapes = module.workspace_shapes(query, key_cache, tables[0], **(options if cascade else {}))
+        options |= dict(soft_cap=soft_cap) if soft_cap else {}
         workspace = make_workspace(shapes, ops.empty, ops.zeros)
         order = ("query", "key_cache", "value_cache", "out", "query_start", "context_lens", "block_tables")
 
         def launch(arrays):
             module.attention(*(arrays[name] for name in order), scale, workspace=workspace, stream=ops.stream, **options)
 
-        expected = sampled_rows(query, key_cache, value_cache, block_tables=tables[0], tokens=tokens, lengths=lengths, scale=scale)
+        expected = sampled_rows(query, key_cache, value_cache, tables[0], tokens, lengths, scale, soft_cap)
         return Prepared(
             [lambda arrays=arrays: launch(arrays) for arrays in inputs],
             inputs,
@@ -170,14 +188,14 @@ def attention_case(
     )
 
 
-def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, scale) -> dict[int, np.ndarray]:
+def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, scale, soft_cap=0.0) -> dict[int, np.ndarray]:
     """{row of query: the reference's float32 [heads, head_dim]}, for rows at the ends of the first and last sequences."""
     rows, expected = min(tokens, SAMPLE_ROWS), {}
     for sequence in {0, len(block_tables) - 1}:
         for first in {0, tokens - rows}:
             start = sequence * tokens + first
             batch = [np.array([0, rows]), np.array([lengths[sequence] - tokens + first + rows]), block_tables[sequence : sequence + 1]]
-            out = attention_reference(query[start : start + rows].astype(np.float32), key_cache, value_cache, *batch, scale)
+            out = attention_reference(query[start : start + rows].astype(np.float32), key_cache, value_cache, *batch, scale, 0, soft_cap)
             expected.update(zip(range(start, start + rows), out, strict=True))
     return expected
 
@@ -199,7 +217,7 @@ def cases() -> list[KernelCase]:
     decode += [decode_case(variant, 1, 600, head_dim=64) for variant in ("split_kv", "split_tensor_core")]
     for sizes in ((64, 8192, 512), (16, 32768, 512)):
         decode += [shared_prefix_case(variant, *sizes) for variant in ("split_cascade", "split_tensor_core")]
-    cases = [*prefill, *decode]
+    cases = [*prefill, *decode, soft_capped_case(4, 2048, 2048), soft_capped_case(16, 1, 1024)]
     return cases + [default_case(name) for name in VARIANTS.names() if name not in {case.variant for case in cases}]
 
 
