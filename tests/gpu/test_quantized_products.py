@@ -16,12 +16,9 @@ from tests.kernels.matmul.quantized_cases import (
     CASES,
     LARGE_BLOCK_CASES,
     LARGE_CASES,
-    LARGE_MIXED_INPUT_CASES,
     LOST_PER_STEP_ON_DEVICE,
-    MIXED_INPUT_CASES,
     check_blocks,
     check_codes,
-    check_mixed_input,
 )
 from tests.kernels.matmul.tensor_core_gemv_cases import CASES as GEMV_CASES
 from tests.kernels.matmul.tensor_core_gemv_cases import FORMS, LARGE_QKV_CASES, QKV_CASES, check_gemv, check_qkv
@@ -44,12 +41,6 @@ def test_products_of_codes_are_those_in_float64(case, device, hopper):
 @pytest.mark.parametrize("case", BLOCK_CASES + LARGE_BLOCK_CASES, ids=str)
 def test_products_of_codes_in_blocks_are_those_in_float64(case, device, hopper):
     check_blocks(case, device, LOST_PER_STEP_ON_DEVICE)
-
-
-@pytest.mark.covering("case.tiling", "case.name + case.gated", "case.dtype")
-@pytest.mark.parametrize("case", LARGE_MIXED_INPUT_CASES + MIXED_INPUT_CASES, ids=str)
-def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device, hopper):
-    check_mixed_input(case, device)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from minllm.catalogue.launch import (
     in_place,
     returns,
 )
-from minllm.catalogue.matmul import quantized
+from minllm.catalogue.matmul import mixed_input, quantized
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.activation.silu import silu_and_multiply_reference
@@ -321,6 +321,7 @@ def compiled():
                 yield MachineCode(f"matmul/{rung}/{name}/{dtype}", launch, blocks, WGMMA, targets=HOPPER)
         yield from compiled_wgmma(dtype)
     yield from quantized.compiled()
+    yield from mixed_input.compiled()
 
 
 def compiled_gemv(dtype):
@@ -465,6 +466,7 @@ def small():
         yield from fused_gemvs(FUSED_GEMVS, FUSED_QKV_GEMVS, DTYPES[number % 3], tiling)
     yield from of_engines()
     yield from quantized.small()
+    yield from mixed_input.small()
 
 
 def of_engines():
@@ -492,6 +494,7 @@ def large():
     for tiling in GEMV_TILINGS:
         shapes, qkv_shapes = ((1, 1003, 4096), (1, 515, 14336)), ((1, 32, 8, 128, 4096), (1, 32, 8, 64, 2048))
         yield from fused_gemvs((*FUSED_GEMVS, *shapes), (*FUSED_QKV_GEMVS, *qkv_shapes), BFLOAT16, tiling)
+    yield from mixed_input.large()
 
 
 def measured():

@@ -22,11 +22,7 @@ from minllm.kernels.matmul.quantized import row_groups as row_groups_of_x
 from minllm.kernels.matmul.quantized import rows as rows_of_x
 from minllm.kernels.matmul.quantized.batched_gemv.gemv import choose_tiling as choose_batched_tiling
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
-from minllm.kernels.matmul.quantized.mixed_input import int4 as mixed_int4
-from minllm.kernels.matmul.quantized.mixed_input import int8 as mixed_int8
-from minllm.kernels.matmul.quantized.mixed_input import nf4 as mixed_nf4
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
-from minllm.kernels.matmul.quantized.mixed_input.tiling import choose_tiling as choose_mixed_tiling
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS, WgmmaTiling
@@ -54,12 +50,12 @@ DEQUANTIZE = {
     "int8": int8.widen_int8, "fp8": fp8.widen_fp8, "fp8_block": fp8_block.dequantize_fp8_block, "int4": int4.dequantize_int4,
     "int8_groups": int8_groups.dequantize_int8_groups, "nf4": nf4.dequantize_nf4,
 }  # fmt: skip
-DECODERS = {"int4": mixed_int4, "nf4": mixed_nf4, "int8_groups": mixed_int8}
 OF_ONE_ROW = {"int4": tensor_core_gemv.INT4, "nf4": tensor_core_gemv.NF4, "int8": tensor_core_gemv.INT8, "fp8": tensor_core_gemv.FP8}
 CODE_DTYPES = {"float8_e4m3fn": "fp8", "int8": "int8"}
 INSTRUCTIONS = {"fp8": "QGMMA.64x*", "int8": "IGMMA.64x*"}
 MIXED = ("int4", "nf4", "int8_groups")  # of which the variant wgmma is the mixed-input GEMM
 SLACK = {"int8": 1e-6, "fp8": 1e-5}  # error of float32 sums and scales, relative to the largest result
+MANY = 1 << 20  # numbers of a weight
 LOST_PER_STEP = 2.0**-15  # what Hopper loses of the largest result: it adds 32 products of e4m3 per step and keeps some 14 bits of the sum
 
 
@@ -82,14 +78,15 @@ def weight_of(noise, form, n, k, exact=False, gated=False):
     if gated and exact:
         matrix[: n // 2] = 1
     if form == "int8_groups":
-        return Int8GroupWeight(noise.random.integers(-127, 128, (n, k)).astype(np.int8), np.full((k // 32, n), 2.0**-6, np.float16))
+        scales = np.full((k // 32, n), 1) if exact else np.abs(matrix[:, ::32]).T
+        return Int8GroupWeight(noise.random.integers(-128, 128, (n, k), np.int8), np.ascontiguousarray(scales / 64, np.float16))
     weight = found.encode(matrix)
     if form.endswith("minimums"):
         weight = weight._replace(minimums=(-7.3 * weight.scales).astype(np.float16))
     if form == "nf4/not_nested":
         weight = weight._replace(absmax=quantize_blocks(matrix)[1].T.copy(), nested=None)
-    if exact and family(form) == "nf4":
-        weight = weight._replace(offsets=np.zeros_like(weight.offsets))  # so that no fused multiply-add makes an absmax
+    if family(form) == "nf4" and (exact or n * k > MANY):  # so that no fused multiply-add makes an absmax; one of many would be rounded
+        weight = weight._replace(offsets=np.zeros_like(weight.offsets))
     if exact and family(form) == "int4":
         weight = weight._replace(scales=np.ones_like(weight.scales))
     return weight
@@ -298,7 +295,6 @@ def compiled():
                 yield from compiled_codes(name, code)
             yield from compiled_fp8_blocks()
         if dtype in HALF_DTYPES:
-            yield from compiled_mixed_input(dtype)
             yield from compiled_tensor_core_gemv(dtype)
             yield from compiled_batched_gemv(dtype)
 
@@ -383,29 +379,6 @@ def compiled_fp8_blocks():
             kind = f"{'silu/' if gated else ''}{tiling.tile_m}x{tiling.tile_n}{'/cluster' if tiling.cluster > 1 else ''}"
             yield by_wgmma(kind, tiling, gated=gated, bias=not gated)
     yield by_wgmma("out float32", fp8_block_wgmma.TILINGS[0], out_dtype=FLOAT32, bias=BFLOAT16)
-
-
-MIXED_SHAPES = (  # the tilings chosen for 16 to 2,048 rows: form, M, N, gated
-    ("int4/128", 2048, 4096, False), ("int4/32_zeros", 2048, 14336, True), ("int4/64_zeros", 128, 4096, False),
-    ("int4/128", 128, 4096, True), ("int4/32_minimums", 2048, 4096, False), ("int4/32_minimums", 16, 4096, True),
-    ("int4/128", 256, 6144, False), ("int4/32_zeros", 256, 2048, True), ("int4/32_minimums", 64, 28672, False),
-    ("nf4/nested", 2048, 4096, False), ("nf4/nested", 2048, 4096, True), ("nf4/nested", 16, 4096, False),
-    ("nf4/not_nested", 128, 4096, True), ("nf4/nested", 256, 4096, False), ("nf4/nested", 64, 14336, True),
-    ("int8_groups", 2048, 4096, False), ("int8_groups", 2048, 4096, True), ("int8_groups", 16, 4096, False),
-    ("int8_groups", 256, 4096, False), ("int8_groups", 64, 28672, False),
-)  # fmt: skip
-
-
-def compiled_mixed_input(dtype):
-    """Mixed-input GEMMs, Hopper only. With 256 rows and few outputs a block's warpgroups divide K; with 64 and many two share an SM."""
-    for form, m, n, gated in MIXED_SHAPES:
-        launch, kind = quantized_product("wgmma", form, m, n, 4096, dtype, gated=gated), form.partition("/")[2] or "32"
-        arrays, code = launch.arrays(WithoutContents()), family(form).removesuffix("_groups")
-        decoder, _ = DECODERS[family(form)].decoder_of(arrays["x"], arrays["weight"])
-        tiling = choose_mixed_tiling(m, n, 4096, gated, decoder.row_bytes, decoder.table_bytes)
-        contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS" if code == "int8" else "LDS.128", *(("UTMASTG.2D*",) if tiling.batches else ()))
-        name = f"matmul/mixed_input_{code}/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
-        yield MachineCode(name, launch, tiling.blocks, contains, targets=HOPPER)
 
 
 OF_TENSOR_CORE_GEMV = (

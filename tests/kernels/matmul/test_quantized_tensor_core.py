@@ -37,10 +37,8 @@ from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
 from tests.kernels.matmul.quantized_cases import (
     BLOCK_CASES,
     CASES,
-    MIXED_INPUT_CASES,
     check_blocks,
     check_codes,
-    check_mixed_input,
 )
 
 UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # error of the scale of a row rounded before quantisation
@@ -64,12 +62,6 @@ def test_what_fp8_in_blocks_refuses():
         fp8_block_wgmma.fp8_block_wgmma(rows, stacked, np.zeros((9, 200), BFLOAT16))
     with pytest.raises(KernelArgumentError, match="64, 128 or 192 columns"):
         fp8_block_wgmma.fp8_block_wgmma(rows, whole, np.zeros((9, 256), BFLOAT16), tiling=WgmmaTiling(2, 256, 2))
-
-
-@pytest.mark.detected("case.tiling.warpgroups + case.gated", "case.tiling.k_groups + case.tiling.splits", "case.name")
-@pytest.mark.parametrize("case", MIXED_INPUT_CASES, ids=str)
-def test_gemms_of_mixed_input_are_those_of_the_rounded_weights(case, device):
-    check_mixed_input(case, device)
 
 
 @settings(max_examples=25, deadline=None)
