@@ -23,8 +23,6 @@ from minllm.kernels.attention.first_rungs.materialized_projection import Materia
 from minllm.kernels.attention.fixed_split import fixed_split
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
-from minllm.kernels.attention.flash_attention_3 import flash_attention_3
-from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.attention.residual_window import residual_window
 from minllm.kernels.attention.split_kv import split_kv
 from minllm.kernels.attention.split_quantized import split_quantized
@@ -287,20 +285,6 @@ def flash_attention_2_over_keys_by_channel():
     run = partial(flash_attention_2_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
     expected = Moved(asked, different, 4 * D * 16 * key_tile * key_tiles * heads)
     return run, {"flash_attention_2_kernel": expected}, LENS
-
-
-@row
-def flash_attention_3_of_a_prompt():
-    T, heads, kv_heads, D, b, query_tile, key_tile, page = 70, 2, 1, 32, 2, 64, 32, 16
-    ends = [min(T, first + query_tile) for first in range(0, T, query_tile)]  # end of the keys that each tile of queries sees
-    loaded, rows = heads * sum(-(-end // page) * page for end in ends) * D * b, T * heads * D * b
-    asked = dict(query_map=rows, key_map=loaded, value_map=loaded, out=rows)
-    touched = -(-T // page) * page * kv_heads * D * b  # whole pages
-    products = heads * sum(-(-end // key_tile) for end in ends)
-    expected = Moved(asked, dict(key_map=touched, value_map=touched), 4 * D * query_tile * key_tile * products)
-    arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
-    run = partial(flash_attention_3.attention, *arguments, shape=TileShape(D, 1, key_tile))
-    return run, {"flash_attention_3_kernel": expected}, LENS
 
 
 @row

@@ -1,10 +1,12 @@
-"""The launches of the kernels for prompts: the first rungs, FlashAttention-2 and -3."""
+"""The launches of FlashAttention-2 and -3."""
 
-from minllm.catalogue.attention.paged import TENSOR_CORES, attention
+from minllm.catalogue.attention.paged import BLOCK_SIZE, TENSOR_CORES, attention
 from minllm.catalogue.attention.quantized import quantized_attention
 from minllm.catalogue.launch import FP8_TARGETS, TARGETS, MachineCode
 from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2, quantized
+from minllm.kernels.attention.flash_attention_3 import flash_attention_3
+from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import kv_format
 
@@ -15,6 +17,11 @@ SM_COUNT = 132  # an H200
 QUANTIZED = (
     *(("int8", 128, BFLOAT16, LONG), ("int8", 96, FLOAT16, LONG), ("int4", 128, BFLOAT16, LONG), ("int4", 256, FLOAT16, LONG)),
     *(("int4", 64, BFLOAT16, SHORT), ("fp8_e4m3", 128, BFLOAT16, LONG), ("fp8_e5m2", 64, FLOAT16, LONG)),
+)
+# (head_dim, tokens, whether each context is one block) of FlashAttention-3: tiles for prompts of all lengths.
+LAYOUTS = (
+    *((64, LONG, False), (64, SHORT, False), (80, LONG, False), (128, LONG, False), (128, LONG, True), (128, 1, False)),
+    *((256, LONG, False), (256, 1, True)),
 )
 
 
@@ -39,6 +46,8 @@ def compiled():
         launch = prompt("flash_attention_2", SHORT, 32, 8, head_dim, FLOAT32)
         yield MachineCode(f"attention/flash_attention_2_float32/{head_dim}/float32", launch, 1, ("LDG*128*", "MUFU.EX2"))
     yield from compiled_quantized()
+    for dtype in HALF_DTYPES:
+        yield from compiled_flash_attention_3(dtype)
 
 
 def tiles_of(head_dim):
@@ -65,6 +74,15 @@ def compiled_quantized():
         yield MachineCode(code, launch, 1 if tiles[2] > 4 else 2, contains, targets=targets)
 
 
+def compiled_flash_attention_3(dtype):
+    """FlashAttention-3: keys gathered from pages or copied as one box."""
+    for head_dim, tokens, whole in LAYOUTS if dtype == BFLOAT16 else LAYOUTS[3:4]:
+        shape = flash_attention_3.shape_for(head_dim, tokens)
+        launch = prompt("flash_attention_3", SHORT, 32, 8, head_dim, dtype, block_size=SHORT if whole else BLOCK_SIZE, shape=shape)
+        name = f"attention/flash_attention_3/{head_dim}/{shape.query_tile}x{shape.key_tile}/{'whole' if whole else 'paged'}/{dtype}"
+        yield MachineCode(name, launch, 1, ("HGMMA*", "UTMALDG.4D*", "MUFU.EX2"), targets=HOPPER)
+
+
 def small():
     """A prompt of which formulas count the bytes, then a chunk with a window, padding, and a row that sees nothing."""
     chunks = dict(query_lens=(17, 0, 4), context_lens=(35, 4, 2), heads=2, kv_heads=1, head_dim=40)
@@ -75,3 +93,5 @@ def small():
     yield attention("flash_attention_2", **short, layers=3, tiles=(16, 16, 1))
     for name, head_dim in (("int8", 32), ("int4", 64)):
         yield quantized_attention("flash_attention_2_quantized", (19,), (40,), name, 2, 1, head_dim, tiles=(16, 16, 1))
+    yield prompt("flash_attention_3", 70, 2, 1, 32, shape=TileShape(32, 1, 32))
+    yield attention("flash_attention_3", **short, layers=3, shape=TileShape(16, 1, 16))
