@@ -18,13 +18,9 @@ import minllm.kernels
 from minllm.catalogue import one_per_kernel
 from minllm.catalogue.launch import Moved
 from minllm.catalogue.noise import SHORT, Noise
-from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
-from minllm.kernels.attention.first_rungs.materialized_projection import MaterializedDecoder
-from minllm.kernels.attention.fixed_split import fixed_split
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.residual_window import residual_window
-from minllm.kernels.attention.split_kv import split_kv
 from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
@@ -173,66 +169,6 @@ def prompt(T, heads, kv_heads, head_dim, dtype):
     return *inputs, arrays.scale
 
 
-@row
-def materialized_attention():
-    T, heads, kv_heads, D, b = 9, 4, 2, 16, 2
-    pairs = T * (T + 1) // 2 * heads
-    cached, rows = T * kv_heads * D * b, T * heads * D * b
-    kernels = {
-        "transpose_keys_kernel": Moved(dict(key_cache=cached, key_transposed=cached)),
-        "scores_kernel": Moved(
-            dict(query=pairs * D * b, key_transposed=pairs * D * b, scores=4 * pairs),
-            dict(query=rows, key_transposed=cached),
-            operations=2 * D * pairs,
-        ),
-        "softmax_kernel": Moved(dict(scores=4 * 5 * pairs), dict(scores=4 * 2 * pairs)),
-        "weighted_values_kernel": Moved(
-            dict(scores=4 * D * pairs, value_cache=pairs * D * b, out=rows),
-            dict(scores=4 * pairs, value_cache=cached),
-            operations=2 * D * pairs,
-        ),
-    }
-    arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
-    return partial(materialized.attention, *arguments), kernels, LENS
-
-
-@row
-def materialized_decoding():
-    tokens, hidden, heads, kv_heads, D, b = 3, 24, 4, 2, 8, 2
-    decoder = MaterializedDecoder(numbers(heads * D, hidden), numbers(kv_heads * D, hidden), numbers(kv_heads * D, hidden), D, 1, 8)
-    written, read = kv_heads * D * b, kv_heads * D * hidden * b  # bytes of K per token; V has as many
-
-    def run():
-        decoder.insert([0], [numbers(tokens, hidden)])
-        decoder.decode(numbers(1, hidden), numbers(1, heads, D))
-
-    caches = dict(key_weight=read, value_weight=read, key_transposed=written, value_cache=written)
-    fill = {name: tokens * count for name, count in caches.items()} | dict(inputs=2 * tokens * read)
-    query = dict(query_weight=heads * D * hidden * b, query=heads * D * b, inputs=(heads + 2 * kv_heads) * D * hidden * b)
-    kernels = {
-        "fill_new_key_value_kernel": Moved(
-            fill, dict(inputs=tokens * hidden * b, key_weight=read, value_weight=read), operations=tokens * 2 * kv_heads * D * 2 * hidden
-        ),
-        "project_latest_kernel": Moved(caches | query, dict(inputs=hidden * b), operations=(heads + 2 * kv_heads) * D * 2 * hidden),
-    }
-    return run, kernels, (*LENS, "input_lens", "rows")
-
-
-@row
-def flash_attention_1_of_a_prompt():
-    T, heads, kv_heads, D, b, tile = 35, 2, 1, 16, 2, flash_attention_1.KEY_TILE
-    row_tiles = heads * sum(position // tile + 1 for position in range(T))
-    rows = T * heads
-    asked = dict(key_cache=heads * T * D * b, value_cache=heads * T * D * b, query=row_tiles * D * b, out=2 * rows * D * b)
-    asked |= dict(row_out=8 * row_tiles * D + 4 * rows * D)
-    # All 32 lanes read a row's maximum and sum together, one writes them.
-    asked |= {name: (32 + 1) * 4 * row_tiles + 4 * rows for name in ("row_max", "row_sum")}
-    different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b, query=rows * D * b, out=rows * D * b)
-    different |= dict(row_out=2 * 4 * rows * D, row_max=2 * 4 * rows, row_sum=2 * 4 * rows)
-    arguments = prompt(T, heads, kv_heads, D, BFLOAT16)
-    return partial(flash_attention_1.attention, *arguments), {"flash_attention_1_kernel": Moved(asked, different)}, LENS
-
-
 def keys_of_tiles(T, tile):
     """Keys that the tiles of queries of a prompt load, summed."""
     return sum(min(T, first + tile) for first in range(0, T, tile))
@@ -299,25 +235,6 @@ def flash_attention_2_in_float32():
 
 
 @row
-def split_kv_of_a_decode_step():
-    context, heads, kv_heads, D, b, splits = 128, 4, 2, 64, 2, 2
-    threads, heads_here = 128, heads // kv_heads
-    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
-    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
-    states = splits * heads * 4
-    asked = dict(key_cache=context * kv_heads * D * b, value_cache=context * kv_heads * D * b, split_out=states * D)
-    asked |= dict(query=splits * kv_heads * threads * heads_here * 16, split_max=states, split_sum=states)
-    warps, lanes = 4, 32
-    merge = dict(split_out=states * D, split_sum=lanes * states, split_max=(warps + lanes) * states, out=heads * D * b)
-    kernels = {
-        "split_kernel": Moved(asked, dict(query=heads * D * b)),
-        "merge_kernel": Moved(merge, dict(split_sum=states, split_max=states)),
-    }
-    run = partial(split_kv.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
-    return run, kernels, LENS
-
-
-@row
 def split_tensor_core_of_a_decode_step():
     context, heads, kv_heads, D, b, splits, warps = 256, 4, 2, 64, 2, 2, 4
     arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
@@ -342,23 +259,6 @@ def split_cluster_of_a_short_sequence():
     tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
     run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale)
     return run, {"split_cluster_kernel": Moved(asked, dict(query=heads * D * b), tensor_core_flops)}, LENS
-
-
-@row
-def fixed_split_of_a_decode_step():
-    """Two splits of 64 keys, of a block each; lanes without a split of their own ask for the last one again."""
-    context, heads, kv_heads, D, b, splits, lanes = 128, 4, 2, 64, 2, 2, 32
-    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
-    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
-    states, rows, keys = splits * heads * 4, heads * D * b, context * kv_heads * D * b
-    asked = dict(query=splits * rows, key_cache=keys, value_cache=keys, split_max=states, split_sum=states, split_out=states * D)
-    merge = dict(split_out=lanes * heads * D * 4, split_sum=heads * D * 4, split_max=heads * D * 4, out=rows)
-    kernels = {
-        "fixed_split_kernel": Moved(asked, dict(query=rows), 4 * 16 * D * kv_heads * context),  # the group fills two of 16 rows
-        "merge_splits_kernel": Moved(merge, dict(split_out=states * D, split_sum=states, split_max=states)),
-    }
-    run = partial(fixed_split.attention, *arguments, arrays.block_tables, arrays.scale, parts=splits)
-    return run, kernels, LENS
 
 
 @row

@@ -2,9 +2,9 @@
 
 import itertools
 
-from minllm.catalogue.attention import prompts
+from minllm.catalogue.attention import prompts, rungs, splits
 
-FAMILIES = (prompts,)
+FAMILIES = (rungs, prompts, splits)
 
 
 def compiled():

@@ -96,6 +96,35 @@ def flash_attention_3(sizes, options):
     return {"flash_attention_3_kernel": Moved(asked, dict(key_map=touched, value_map=touched), flops)}
 
 
-FORMULAS = dict(
-    materialized=materialized, flash_attention_1=flash_attention_1, flash_attention_2=flash_attention_2, flash_attention_3=flash_attention_3
-)
+def split_kv(sizes, options):
+    """A step in splits of equal length, whose blocks of 128 threads load 16 bytes of a query each."""
+    if sizes.T > 1 or sizes.context % (64 * options["splits"]) or sizes.D != 64 or sizes.b != 2:
+        return {}
+    threads, warps, lanes, group = 128, 4, 32, sizes.heads // sizes.kv_heads
+    states = options["splits"] * sizes.heads * 4
+    asked = dict(key_cache=sizes.cached, value_cache=sizes.cached, split_out=states * sizes.D, split_max=states, split_sum=states)
+    asked |= dict(query=options["splits"] * sizes.kv_heads * threads * group * 16)
+    merge = dict(split_out=states * sizes.D, split_sum=lanes * states, split_max=(warps + lanes) * states, out=sizes.rows)
+    return {
+        "split_kernel": Moved(asked, dict(query=sizes.rows)),
+        "merge_kernel": Moved(merge, dict(split_sum=states, split_max=states)),
+    }
+
+
+def fixed_split(sizes, options):
+    """A step in splits of 64 keys, of a block each; lanes without a split of their own ask for the last one again."""
+    splits, lanes = options.get("parts", 1), 32
+    if sizes.T > 1 or splits == 1 or sizes.context != 64 * splits or sizes.D % 32:
+        return {}
+    states, rows = splits * sizes.heads * 4, sizes.rows
+    asked = dict(query=splits * rows, key_cache=sizes.cached, value_cache=sizes.cached, split_max=states, split_sum=states)
+    of_threads = sizes.heads * sizes.D * 4
+    merge = dict(split_out=lanes * of_threads, split_sum=of_threads, split_max=of_threads, out=rows)
+    flops = 4 * 16 * sizes.D * sizes.kv_heads * sizes.context  # the group fills some of 16 rows
+    return {
+        "fixed_split_kernel": Moved(asked | dict(split_out=states * sizes.D), dict(query=rows), flops),
+        "merge_splits_kernel": Moved(merge, dict(split_out=states * sizes.D, split_sum=states, split_max=states)),
+    }
+
+
+FORMULAS = {one.__name__: one for one in (materialized, flash_attention_1, flash_attention_2, flash_attention_3, split_kv, fixed_split)}
