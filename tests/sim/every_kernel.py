@@ -87,8 +87,8 @@ ROUNDED = {
 }
 ROUNDING = 2.0**-21  # relative to an array's largest number
 # Weights are rounded to float16, which has 11 bits: where a score's last bit turns one of them, the sums that it is in differ by as much.
-# By kernel, or by row where the kernel's other rows are the same to the bit. SiLU's approximate 2**x turns the last bit of a bfloat16 likewise:
-# of one number of 10,560 in the experts' gate and up.
+# By kernel, or by row where the kernel's other rows are the same to the bit. SiLU's approximate 2**x turns the last bit of a bfloat16
+# likewise: of one number of 10,560 in the experts' gate and up.
 COARSE_ROUNDING = {
     "split_quantized_kernel": 2.0**-12, "flash_attention_2_over_keys_by_channel": 2.0**-12, "grouped_wgmma_kernel": 2.0**-8,
 }  # fmt: skip
