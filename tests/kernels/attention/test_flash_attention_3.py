@@ -5,10 +5,10 @@ import fnmatch
 import numpy as np
 import pytest
 
+from minllm.catalogue.attention.prompts import compiled_flash_attention_3
 from minllm.cli.inspection import has_nvdisasm
 from minllm.kernels.attention.flash_attention_3 import flash_attention_3
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
-from minllm.kernels.attention.flash_attention_3.specimens import flash_attention_3_specimens
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
 from minllm.machine.devices import missing_compilers
@@ -103,8 +103,7 @@ def test_where_queries_are(head_dim, length, in_registers, slots):
 @pytest.mark.skipif(bool(missing_compilers()) or not has_nvdisasm(), reason="needs the CUDA toolkit's compiler and nvdisasm")
 def test_softmax_stays_between_the_products_in_flight():
     """In the loop, all exponentials stand between the wait for the scores and the wait for the output: ptxas tends to move them behind."""
-    specimen = next(s for s in flash_attention_3_specimens("bfloat16") if "/128/" in s.name)
-    sass = specimen.compile((9, 0)).sass()
+    sass = next(one for one in compiled_flash_attention_3(BFLOAT16) if "/128/" in one.name).compile((9, 0)).sass()
     waits = [i for i, line in enumerate(sass) if "WARPGROUP.DEPBAR" in line]
     products = [i for i, line in enumerate(sass) if "HGMMA" in line]
     # Scores of the first tile; in the loop scores and output, waited for one after the other; output of the last tile.
