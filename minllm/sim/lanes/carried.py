@@ -10,6 +10,7 @@ import ast
 import numba.cuda
 
 from minllm.machine.numba_cuda import types
+from minllm.sim.typing.nodes import nodes_in
 from minllm.sim.typing.values import UNKNOWN, is_integer
 
 CARRYING = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.LShift)
@@ -47,7 +48,7 @@ def channels_of(inference):
 def looked_at(inference):
     """The nodes of a function's tree that Carried.look looks at."""
     if not hasattr(inference, "looked_at"):
-        inference.looked_at = [node for node in ast.walk(inference.tree) if isinstance(node, LOOKED_AT)]
+        inference.looked_at = [node for node in nodes_in(inference.tree) if isinstance(node, LOOKED_AT)]
     return inference.looked_at
 
 

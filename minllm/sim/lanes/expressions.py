@@ -19,6 +19,7 @@ from minllm.sim.place import file_of
 from minllm.sim.scalars import simulated_type
 from minllm.sim.typing.arithmetic import BINARY, binary
 from minllm.sim.typing.contraction import NO_CONTRACTION
+from minllm.sim.typing.nodes import nodes_in
 from minllm.sim.typing.products import LEFT
 from minllm.sim.typing.source import calls_in
 from minllm.sim.typing.values import UNKNOWN, is_float, is_integer, is_scalar, may_be_negative, must_cast, range_bits
@@ -370,7 +371,7 @@ class Writer:
 
     def harmless(self, node):
         """Whether an expression may be evaluated by lanes that do not need it."""
-        for inner in ast.walk(node):
+        for inner in nodes_in(node):
             if isinstance(inner, ast.BinOp) and not isinstance(inner.op, HARMLESS_OPERATIONS):
                 return False
             if isinstance(inner, ast.expr) and not isinstance(inner, HARMLESS):

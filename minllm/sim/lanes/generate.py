@@ -9,6 +9,7 @@ from minllm.sim.lanes.expressions import Writer
 from minllm.sim.lanes.faults import NotInLanes
 from minllm.sim.lanes.regions import Regions
 from minllm.sim.typing.arithmetic import BINARY
+from minllm.sim.typing.nodes import nodes_in
 from minllm.sim.typing.values import is_integer
 
 INDENT = "    "
@@ -45,7 +46,7 @@ class Function(Writer):
         self.parameters = [one.arg for one in (*tree.args.posonlyargs, *tree.args.args)]
         if tree.args.kwonlyargs or tree.args.kwarg:
             self.refuse(tree, "keyword-only parameters")
-        nodes = list(ast.walk(tree))
+        nodes = nodes_in(tree)
         self.returns_value = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
         self.has_choices = any(isinstance(node, ast.IfExp) for node in nodes)
 
@@ -127,7 +128,8 @@ class Function(Writer):
     def by_arrays(self, statement, visit):
         """Write a statement; one that takes an array or another by a condition, once for each of the two."""
         simple = self.has_choices and isinstance(statement, (ast.Expr, ast.Assign, ast.AugAssign, ast.Return))
-        choice = next((node for node in ast.walk(statement) if self.is_choice(node)), None) if simple else None
+        inner = nodes_in(statement) if simple else ()
+        choice = next((node for node in inner if isinstance(node, ast.IfExp) and self.is_choice(node)), None)
         if choice is None:
             visit(statement)
             return
@@ -145,8 +147,8 @@ class Function(Writer):
         self.line(f"L.mask = {before}" if not isinstance(statement, ast.Return) else "L.mask = False")
 
     def is_choice(self, node):
-        """Whether an expression is one of two arrays, by a condition."""
-        if not isinstance(node, ast.IfExp) or node in self.chosen or self.constant(node.test) is not None:
+        """Whether an expression with `if` is one of two arrays."""
+        if node in self.chosen or self.constant(node.test) is not None:
             return False
         value = self.found.values.get(node)
         return value is not None and self.is_array(value)
@@ -348,4 +350,4 @@ def leaves(statement):
 
 def only_loop(statement):
     """Whether all lanes that leave a statement's block stay in the loop around it or behind it."""
-    return not any(isinstance(inner, ast.Return) for inner in ast.walk(statement))
+    return not any(isinstance(inner, ast.Return) for inner in nodes_in(statement))

@@ -7,6 +7,8 @@ other lanes keep their values.
 
 import ast
 
+from minllm.sim.typing.nodes import names_in
+
 
 class Region:
     """A function, an arm of a branch, or a loop with its condition. exposed: names that it may read before it assigns them."""
@@ -59,18 +61,17 @@ class Regions:
 
     def expression(self, node, assigned, region):
         """Note the names that an expression reads."""
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load):
+        for inner in names_in(node):
+            if isinstance(inner.ctx, ast.Load):
                 self.use(inner.id, assigned, region)
 
     def target(self, node, assigned, region):
         """Note the names that a target of an assignment assigns and reads."""
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Name):
-                if isinstance(inner.ctx, ast.Store):
-                    assigned[-1].add(inner.id)
-                else:
-                    self.use(inner.id, assigned, region)
+        for inner in names_in(node):
+            if isinstance(inner.ctx, ast.Store):
+                assigned[-1].add(inner.id)
+            else:
+                self.use(inner.id, assigned, region)
 
     def block(self, statements, names, region, outer=()):
         """Walk over statements; returns the names that are certainly assigned behind them, None if nothing follows."""

@@ -5,6 +5,7 @@ import functools
 
 from minllm.machine.numba_cuda import types
 from minllm.sim.typing.flow_expressions import BLOCK_RANK, FlowExpressions, is_cheap, is_pure
+from minllm.sim.typing.nodes import names_in, nodes_in
 from minllm.sim.typing.products import CLOSED, Block, Product, Term, parts
 from minllm.sim.typing.values import is_float
 
@@ -15,21 +16,21 @@ SCOPES = (ast.FunctionDef, ast.Lambda, ast.ListComp, ast.GeneratorExp)
 @functools.lru_cache(4096)
 def names_assigned(node):
     """The variables that a statement assigns."""
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return {one.id for one in names_in(node) if isinstance(one.ctx, ast.Store)}
 
 
 @functools.lru_cache(4096)
 def names_captured(tree):
     """The names that functions and comprehensions inside a function use, and how many statements return a value."""
-    scopes = [one for one in ast.walk(tree) if isinstance(one, SCOPES) and one is not tree]
-    returns = sum(isinstance(one, ast.Return) and one.value is not None for one in ast.walk(tree))
-    return {one.id for scope in scopes for one in ast.walk(scope) if isinstance(one, ast.Name)}, returns
+    scopes = [one for one in nodes_in(tree) if isinstance(one, SCOPES) and one is not tree]
+    returns = sum(isinstance(one, ast.Return) and one.value is not None for one in nodes_in(tree))
+    return {one.id for scope in scopes for one in names_in(scope)}, returns
 
 
 @functools.lru_cache(4096)
 def stores_and_calls(loop):
     """(the arrays that a loop's stores name, the functions that it calls), as nodes."""
-    inner = list(ast.walk(loop))
+    inner = nodes_in(loop)
     stores = [one.value for one in inner if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store)]
     return stores, [one.func for one in inner if isinstance(one, ast.Call)]
 
@@ -37,7 +38,7 @@ def stores_and_calls(loop):
 @functools.lru_cache(4096)
 def has_branches(tree):
     """Whether a function has branches or loops."""
-    return any(isinstance(one, (ast.If, ast.IfExp, ast.For, ast.While)) for one in ast.walk(tree))
+    return any(isinstance(one, (ast.If, ast.IfExp, ast.For, ast.While)) for one in nodes_in(tree))
 
 
 class Effects:

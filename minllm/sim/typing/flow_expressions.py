@@ -9,6 +9,7 @@ import numpy as np
 
 from minllm.machine.numba_cuda import types
 from minllm.sim.typing.arithmetic import BINARY
+from minllm.sim.typing.nodes import names_in, nodes_in
 from minllm.sim.typing.products import CLOSED, Block, Passed, Product, Sum, Term, newest, parts, tuple_of
 from minllm.sim.typing.values import is_float
 
@@ -92,8 +93,8 @@ class FlowExpressions:
 
     def names_used(self, node):
         """Use all variables that occur in a part of the code of which nothing is known."""
-        for one in ast.walk(node):
-            if isinstance(one, ast.Name) and one.id in self.variables:
+        for one in names_in(node):
+            if one.id in self.variables:
                 self.use(self.variables[one.id])
 
     def kind(self, node):
@@ -345,7 +346,7 @@ def is_conversion(called):
 
 def is_cheap(node):
     """Whether an expression is evaluated in any case, rather than behind a branch."""
-    inner = list(ast.walk(node))
+    inner = nodes_in(node)
     return sum(isinstance(one, (ast.BinOp, ast.UnaryOp)) for one in inner) <= CHEAP and not any(
         isinstance(one, (ast.Call, ast.Subscript, ast.Div, ast.IfExp)) for one in inner
     )

@@ -12,6 +12,7 @@ from minllm.sim.fused import fma_of, negated
 from minllm.sim.operators import power_factors
 from minllm.sim.scalars import simulated_type
 from minllm.sim.typing.contraction import NO_CONTRACTION
+from minllm.sim.typing.nodes import nodes_in
 from minllm.sim.typing.products import LEFT
 from minllm.sim.unassigned import unassigned
 
@@ -273,4 +274,4 @@ class Editor:
 
 def calls_in(node):
     """Whether an expression or a statement calls something."""
-    return any(isinstance(one, ast.Call) for one in ast.walk(node))
+    return any(isinstance(one, ast.Call) for one in nodes_in(node))

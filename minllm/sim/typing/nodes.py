@@ -1,0 +1,19 @@
+"""The nodes inside a syntax tree, found once: all kernels that a factory makes share the trees of its file."""
+
+import ast
+
+
+def nodes_in(node):
+    """A node and all nodes inside it, as a list; `ast.walk` takes longer than what is done with its nodes."""
+    found = node.__dict__.get("nodes_in")
+    if found is None:
+        found = node.nodes_in = list(ast.walk(node))
+    return found
+
+
+def names_in(node):
+    """All ast.Name inside a node, as a list."""
+    found = node.__dict__.get("names_in")
+    if found is None:
+        found = node.names_in = [one for one in nodes_in(node) if isinstance(one, ast.Name)]
+    return found
