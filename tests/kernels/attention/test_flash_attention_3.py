@@ -103,7 +103,7 @@ def test_where_queries_are(head_dim, length, in_registers, slots):
 @pytest.mark.skipif(bool(missing_compilers()) or not has_nvdisasm(), reason="needs the CUDA toolkit's compiler and nvdisasm")
 def test_softmax_stays_between_the_products_in_flight():
     """In the loop, all exponentials stand between the wait for the scores and the wait for the output: ptxas tends to move them behind."""
-    sass = next(one for one in compiled_flash_attention_3(BFLOAT16) if "/128/" in one.name).compile((9, 0)).sass()
+    sass = next(one for one in compiled_flash_attention_3(np.dtype(BFLOAT16)) if "/128/" in one.name).compile((9, 0)).sass()
     waits = [i for i, line in enumerate(sass) if "WARPGROUP.DEPBAR" in line]
     products = [i for i, line in enumerate(sass) if "HGMMA" in line]
     # Scores of the first tile; in the loop scores and output, waited for one after the other; output of the last tile.
