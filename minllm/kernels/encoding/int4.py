@@ -12,8 +12,8 @@ import functools
 import numpy as np
 from numba import cuda, float32, uint8, uint16, uint32
 
-from minllm.kernels.encoding.lanes import EACH, THREADS, grid_of, make_extremes, make_load_inputs
-from minllm.kernels.kv.quantized_head import ROUNDING, pack_nibbles_of
+from minllm.kernels.encoding.lanes import THREADS, grid_of
+from minllm.kernels.quantization.lanes import EACH, ROUNDING, make_extremes, make_load_each, pack_nibbles_of
 from minllm.ptx import float_as_uint, pack_f16x2, rcp_rn, store_32, unpack_f16x2
 from minllm.runtime.kernel import kernel, launch
 
@@ -24,7 +24,7 @@ LARGEST_CODE, MIDDLE = 15, 8
 def encode_int4_kernel(dtype, group, has_zeros):
     """The kernel for matrices of `dtype`; without zero points `zeros` is not used."""
     lanes = group // EACH
-    load_inputs, extremes = make_load_inputs(dtype), make_extremes(lanes)
+    load_inputs, extremes = make_load_each(dtype), make_extremes(lanes)
     levels = LARGEST_CODE if has_zeros else LARGEST_CODE - MIDDLE
     inverse_levels = float(np.float32(1 / levels))
 

@@ -12,7 +12,8 @@ import functools
 import numpy as np
 from numba import cuda, float32, uint32
 
-from minllm.kernels.encoding.lanes import EACH, THREADS, grid_of, make_extremes, make_load_inputs
+from minllm.kernels.encoding.lanes import THREADS, grid_of
+from minllm.kernels.quantization.lanes import EACH, make_extremes, make_load_each
 from minllm.ptx import rcp_rn, store_32
 from minllm.runtime.kernel import kernel, launch
 
@@ -32,7 +33,7 @@ def encode_nf4_kernel(dtype, middles):
             code += uint32(value > float32(middle))
         return code
 
-    load_inputs, extremes = make_load_inputs(dtype), make_extremes(LANES)
+    load_inputs, extremes = make_load_each(dtype), make_extremes(LANES)
 
     @kernel(launch_bounds=THREADS)
     def encode_nf4_kernel(matrix, codes, absmax):

@@ -17,27 +17,15 @@ import numpy as np
 from numba import cuda, float32, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
-from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
+from minllm.kernels.kv.quantized_head import lanes_of, make_store_quantized
 from minllm.kernels.quantization.cache import check_same_format, is_quantized
-from minllm.kernels.vector import VECTOR_BYTES, address, load_4_float32, vector_access
+from minllm.kernels.quantization.lanes import EACH, make_load_each
+from minllm.kernels.vector import VECTOR_BYTES, address, load_4_float32
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
 
 THREADS = 128
 UINT8, FLOAT16, FLOAT32 = np.dtype(np.uint8), np.dtype(np.float16), np.dtype(np.float32)
-
-
-@functools.cache
-def make_load_components(dtype):
-    """The device function load_components(array, index, values): EACH components from flat `index` on, as float32."""
-    width, load, _ = vector_access(dtype)
-
-    @cuda.jit(device=True)
-    def load_components(array, index, values):
-        for k in range(0, EACH, width):
-            load(array, index + k, values, k)
-
-    return load_components
 
 
 @cuda.jit(device=True)
@@ -57,7 +45,7 @@ def append_quantized_kernel(dtype, kv_format, block_size, is_smooth):
     """The kernel for numbers of `dtype` and caches of `kv_format`; grid (tokens, blocks of heads, keys and values)."""
     head_dim, lanes = kv_format.head_dim, lanes_of(kv_format.head_dim)
     last = head_dim // EACH - 1
-    load_components, store_quantized = make_load_components(dtype), make_store_quantized(kv_format, block_size)
+    load_components, store_quantized = make_load_each(dtype), make_store_quantized(kv_format, block_size)
 
     @kernel
     def append_quantized_kernel(key, value, key_codes, key_scales, smoothing, value_codes, value_scales, slot_mapping):

@@ -20,9 +20,10 @@ from numba.cuda import libdevice
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, make_load_components, smooth
+from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, smooth
 from minllm.kernels.kv.layout import by_slot
-from minllm.kernels.kv.quantized_head import EACH, lanes_of, make_store_quantized
+from minllm.kernels.kv.quantized_head import lanes_of, make_store_quantized
+from minllm.kernels.quantization.lanes import EACH, make_load_each
 from minllm.kernels.vector import load_4_float32, vector_access
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import ALL_LANES, WARP
@@ -36,7 +37,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
     head_dim, lanes = kv_format.head_dim, lanes_of(kv_format.head_dim)
     active, half_lanes, half = head_dim // EACH, head_dim // EACH // 2, head_dim // 2
     width, _, store_vector = vector_access(dtype)
-    load_components, store_quantized = make_load_components(dtype), make_store_quantized(kv_format, block_size)
+    load_components, store_quantized = make_load_each(dtype), make_store_quantized(kv_format, block_size)
 
     @cuda.jit(device=True)
     def normalize(values, weight, component, lane, epsilon, is_turned):

@@ -22,19 +22,13 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.kv.append_quantized import check_aligned, check_quantized_caches, make_load_components
-from minllm.kernels.kv.quantized_head import (
-    ALL_LANES,
-    EACH,
-    lanes_of,
-    make_store_quantized,
-    pack_nibbles_of,
-    rounded_code,
-)
+from minllm.kernels.kv.append_quantized import check_aligned, check_quantized_caches
+from minllm.kernels.kv.quantized_head import lanes_of, make_store_quantized, rounded_code
 from minllm.kernels.quantization.groups import TOKEN_GROUP
+from minllm.kernels.quantization.lanes import EACH, make_load_each, pack_nibbles_of
 from minllm.ptx import pack_f16x2, rcp_rn, store_32, unpack_f16x2
 from minllm.runtime.kernel import check, kernel, launch
-from minllm.tiles.warp import WARP
+from minllm.tiles.warp import ALL_LANES, WARP
 
 THREADS = 128
 WARPS = THREADS // WARP
@@ -63,7 +57,7 @@ def quantize_groups_kernel(dtype, kv_format, block_size):
     tokens, channels, last = TOKEN_GROUP // rows, lanes * EACH, head_dim // EACH - 1
     held_count, shared_shape = tokens * EACH, (2, WARPS, channels)
     code_bytes, levels, inverse_levels = kv_format.code_bytes, kv_format.levels, 1 / kv_format.levels
-    load_components, store_quantized = make_load_components(dtype), make_store_quantized(kv_format, block_size)
+    load_components, store_quantized = make_load_each(dtype), make_store_quantized(kv_format, block_size)
 
     @cuda.jit(device=True)
     def ranges_of_channels(held, low, high):

@@ -13,11 +13,8 @@ import functools
 
 from numba import cuda, float32, int64, uint32
 
+from minllm.kernels.quantization.lanes import EACH, ROUNDING, make_extremes, pack_nibbles_of
 from minllm.ptx import float_as_uint, pack_e4m3x2, pack_e5m2x2, pack_f16x2, prmt, rcp_rn, store_32, store_64, unpack_f16x2
-from minllm.tiles.warp import ALL_LANES
-
-EACH = 8  # components per lane
-ROUNDING = 12582912.0  # 1.5 * 2**23: a float32 of this size has no fraction bits, so adding it rounds, ties to even
 
 
 def lanes_of(components):
@@ -32,15 +29,6 @@ def rounded_code(value, zero, inverse, levels):
     return float_as_uint(code + float32(ROUNDING))
 
 
-@cuda.jit(device=True)
-def pack_nibbles_of(bits):
-    """Pack eight rounded 4-bit codes into a word: components 2i and 2i + 1 are nibbles i and i + 4."""
-    word = uint32(0)
-    for i in range(EACH // 2):
-        word |= (prmt(bits[2 * i], bits[2 * i + 1], uint32(0x5410)) & uint32(0x000F000F)) << uint32(4 * i)
-    return word
-
-
 @functools.cache
 def make_store_quantized(kv_format, block_size):
     """The device function store_quantized(codes, scales, slot, kv_head, lane, values, stores) for caches of this format.
@@ -49,7 +37,7 @@ def make_store_quantized(kv_format, block_size):
     writes. The whole warp must call it, because its lanes shuffle.
     """
     code_bytes, groups, is_float = kv_format.code_bytes, kv_format.groups, kv_format.is_float
-    group_lanes, active_group_lanes = lanes_of(kv_format.group_size), kv_format.group_size // EACH
+    range_of_group, active_group_lanes = make_extremes(lanes_of(kv_format.group_size)), kv_format.group_size // EACH
     levels, inverse_levels, four_bits = kv_format.levels, 1 / kv_format.levels, kv_format.bits == 4
     pack_pair = pack_e5m2x2 if kv_format.name == "fp8_e5m2" else pack_e4m3x2
 
@@ -58,19 +46,6 @@ def make_store_quantized(kv_format, block_size):
         """Index of this head and slot among the rows [num_blocks, kv_heads, block_size]."""
         block, offset = uint32(slot) // uint32(block_size), uint32(slot) % uint32(block_size)
         return (int64(block) * codes.shape[1] + kv_head) * block_size + offset
-
-    @cuda.jit(device=True)
-    def range_of_group(values):
-        """(minimum, maximum) of the group to which this lane's numbers belong."""
-        low, high = values[0], values[0]
-        for k in range(1, EACH):
-            low, high = min(low, values[k]), max(high, values[k])
-        distance = group_lanes >> 1
-        while distance:
-            low = min(low, cuda.shfl_xor_sync(ALL_LANES, low, distance))
-            high = max(high, cuda.shfl_xor_sync(ALL_LANES, high, distance))
-            distance >>= 1
-        return low, high
 
     @cuda.jit(device=True)
     def first_bytes(bits, at):
