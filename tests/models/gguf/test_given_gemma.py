@@ -1,17 +1,15 @@
 """Gemma 3 270M in Q4_K_M, if MINLLM_GEMMA_3_270M_GGUF names the file: its texts and token ids are transformers'."""
 
-import hashlib
 import os
 import random
-from pathlib import Path
 
-import gguf
 import pytest
 import torch
 import transformers
 
 from minllm import LLM, SamplingParams
 from tests.models.gguf.converter import stored_name
+from tests.models.gguf.given import Dequantised, given_file
 
 VARIABLE = "MINLLM_GEMMA_3_270M_GGUF"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
@@ -36,10 +34,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def path():
-    path = Path(os.environ[VARIABLE]).resolve()
-    with path.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == SHA256, f"{path} is another file than the one that this test is about"
-    return path
+    return given_file(VARIABLE, SHA256)
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +52,9 @@ def reference(path):
     """transformers' model in float32, with the configuration that it reads and the weights that the gguf package dequantises."""
     config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     model = transformers.Gemma3ForCausalLM(config).float().eval()
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    tensors = Dequantised(path)
     for name, parameter in model.named_parameters():
-        tensor = tensors[stored_name(name, is_gemma=True)]
-        values = torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        values = tensors[stored_name(name, is_gemma=True)]
         parameter.data.copy_(values - 1 if name.endswith("norm.weight") else values)
     return model
 

@@ -1,16 +1,14 @@
 """Qwen2.5-Coder-0.5B-Instruct in Q4_K_M, if MINLLM_QWEN2_5_CODER_GGUF names the file: its chats are transformers', turns' ends included."""
 
-import hashlib
 import os
-from pathlib import Path
 
-import gguf
 import pytest
 import torch
 import transformers
 
 from minllm import LLM, SamplingParams
 from tests.models.gguf.converter import stored_name
+from tests.models.gguf.given import Dequantised, given_file
 
 VARIABLE = "MINLLM_QWEN2_5_CODER_GGUF"
 SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
@@ -28,10 +26,7 @@ pytestmark = pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} 
 
 @pytest.fixture(scope="module")
 def path():
-    path = Path(os.environ[VARIABLE]).resolve()
-    with path.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == SHA256, f"{path} is another file than the one that this test is about"
-    return path
+    return given_file(VARIABLE, SHA256)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +38,10 @@ def llm(path):
 def reference(path):
     """transformers' model in float32, with the configuration that it reads and the weights that the gguf package dequantises."""
     model = transformers.Qwen2ForCausalLM(transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)).float().eval()
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    state = model.state_dict()
-    for name, parameter in state.items():
-        tensor = tensors.get(stored_name(name)) or tensors["token_embd.weight"]  # the head is tied
-        parameter.copy_(torch.tensor(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+    tensors = Dequantised(path)
+    for name, parameter in model.state_dict().items():
+        stored = stored_name(name)
+        parameter.copy_(tensors[stored if stored in tensors else "token_embd.weight"])  # the head is tied
     return model
 
 
