@@ -33,7 +33,7 @@ WHOLE_STEPS = {("decode step", "graph replay"): "decode", ("whole prefill", "bfl
 def records() -> list[dict]:
     """The records of GPUs."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
-    return [record for record in found if "ceilings" in record and not record["device"].startswith("cpu")]
+    return [record for record in found if record.get("ceilings") and not record["device"].startswith("cpu")]
 
 
 def measurement(record: dict) -> dict:

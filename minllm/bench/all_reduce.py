@@ -88,7 +88,7 @@ def run(gpus: int, against: str | None, json_file: Path | None) -> None:
         rows += [row(gpus, nbytes, name, value, nccl) for name, value in found.items() if value]
     out.print(table)
     if json_file is not None:
-        write_json(json_file, new_record(ranks.devices.devices[0].name, {"copy_tb_s": None}, rows))
+        write_json(json_file, new_record(ranks.devices.devices[0].name, {}, rows))
 
 
 def row(gpus: int, nbytes: int, name: str, value: float, nccl: float | None) -> Row:
