@@ -24,7 +24,7 @@ import numpy as np
 
 from minllm import LLM, held_out_text
 from minllm.bench.perplexity import STRIDE, WINDOW
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, device_of, new_record, write_json
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.paged import PagedPolicy
@@ -35,7 +35,6 @@ from minllm.engine.scoring import Scorer, windows
 from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.kernels.sampling.log_probabilities import log_softmax
-from minllm.machine import driver
 from minllm.models.source import bundled_model
 
 RANDOM = "random weights, heads of Llama 3.1 8B, 2 layers"
@@ -101,7 +100,7 @@ def run(options: dict[str, Any], tokens: int | None, json_file: Path | None) -> 
         with LLM(directory, max_num_seqs=1, progress=sys.stderr.isatty(), **extra, **options) as llm:
             token_ids = llm.tokenizer.encode(held_out_text())[: most if tokens is None or most is not None else tokens]
             compared = compare(llm, token_ids)
-            device = driver.device_name() if llm.device == "cuda" else "cpu"
+            device = device_of(llm)
         for row in rows(name, len(token_ids), str(llm.options.dtype), compared):
             print(f"{row.variant}: {row.value} {row.unit} ({row.case})", file=out, flush=True)
             measured.append(row)

@@ -84,7 +84,7 @@ NOT_RECORDED = (
     "minllm.kernels.slots.local_blocks",
     "minllm.kernels.experts",
 )  # fmt: skip
-OF_NO_ROW = ("sampling/mask_logits", "attention/soft_capped")  # of structured outputs and Gemma 2: in no row but their own
+OF_NO_ROW = ("sampling/mask_logits", "attention/soft_capped")  # for structured outputs and Gemma 2
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",

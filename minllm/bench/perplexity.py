@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minllm import LLM, held_out_text
-from minllm.bench.record import Row, new_record, write_json
-from minllm.machine import driver
+from minllm.bench.record import Row, device_of, new_record, write_json
 from minllm.models.source import bundled_model
 
 WINDOW, STRIDE = 1024, 512
@@ -33,7 +32,7 @@ def run(model: str, options: dict[str, Any], json_file: Path | None) -> None:
     """Measure and print; if `json_file` is given, write the record. `options` are those of LLM()."""
     with LLM(directory_of(model), max_num_seqs=1, progress=sys.stderr.isatty(), **options) as llm:
         measured = rows(llm, model, held_out_text())
-        device = driver.device_name() if llm.device == "cuda" else "cpu"
+        device = device_of(llm)
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     for row in measured:
         print(f"{row.benchmark}: {row.value} {row.unit} ({row.case}, {row.variant})", file=out, flush=True)

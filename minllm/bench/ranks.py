@@ -16,13 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from minllm.bench.generate import check_model, opened_model
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, device_of, new_record, write_json
 from minllm.bench.serving.workload import REQUEST_LISTS, within_vocabulary
 from minllm.engine.llm import LLM
-from minllm.engine.options import EngineOptions
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError
-from minllm.machine import driver, hardware
+from minllm.machine import hardware
 from minllm.models.config import ModelConfig
 from minllm.planning.plan import Wishes, make_plan
 
@@ -80,12 +79,12 @@ def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work
     """
     check_model(model)
     work.check()
-    device = device_of(options)
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
     table, rows, alone = Table("what", "split", "measured", "plan's floor", "times the first", title=model), [], {}
     for split in splits:
         given = dict(max_num_seqs=work.max_num_seqs) | options | split.options
         with opened_model(model, given, work.max_model_len) as llm:
+            device = device_of(llm)
             for row in measured(llm, model, split, work, device):
                 first = alone.setdefault(row.case, row.value)
                 speedup = row.value / first if row.unit == "tokens/s" else first / row.value
@@ -94,12 +93,7 @@ def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work
                 rows.append(row)
     out.print(table)
     if json_file is not None:
-        write_json(json_file, new_record(device, {"copy_tb_s": None}, rows))
-
-
-def device_of(options: dict[str, Any]) -> str:
-    """The driver's name of the GPU, or "cpu"."""
-    return driver.device_name() if EngineOptions(device=options.get("device", "auto")).resolved_device() == "cuda" else "cpu"
+        write_json(json_file, new_record(device, {}, rows))
 
 
 def measured(llm: LLM, model: str, split: Split, work: Work, device: str) -> Iterator[Row]:

@@ -68,6 +68,11 @@ class Record:
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
+def device_of(llm: Any) -> str:
+    """The driver's name of an LLM's GPU, or "cpu", for a record."""
+    return driver.device_name() if llm.device == "cuda" else "cpu"
+
+
 def new_record(device: str, ceilings: dict[str, float | None], rows: list[Row]) -> Record:
     """A record with the current time and this machine; `device` is the GPU's name or "cpu"."""
     run = Record(

@@ -24,7 +24,7 @@ from rich.console import Console
 
 import minllm
 from minllm.bench.generate import check_model, opened_model, shape_of, write_shape
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, device_of, new_record, write_json
 from minllm.costs.speculation import best_num_drafts, speed_up
 from minllm.costs.step_time import StepTimes
 from minllm.engine.llm import LLM
@@ -71,7 +71,7 @@ def run(
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
     options, length = options | dict(max_num_seqs=max(batches)), prompt_tokens + tokens + max(num_speculative_tokens)
     with opened_model(model, options, length) as llm:
-        device, costs = driver.device_name() if llm.device == "cuda" else "cpu", costs_of(llm)
+        device, costs = device_of(llm), costs_of(llm)
         plain = {count: measure(llm, count, prompt_tokens, tokens, repeats) for count in batches}
     rows: list[Row] = []
     suffix = ", batch invariant" if options.get("batch_invariant") else ""

@@ -13,7 +13,7 @@ from minllm.kernels.attention.reference import attention_reference
 
 BLOCK_SIZE = 16
 SAMPLE_ROWS = 32  # queries at each end of a sequence that are recomputed on the host
-SOFT_CAP = 50.0  # of Gemma 2
+SOFT_CAP = 50.0  # attn_logit_softcapping of Gemma 2
 PEERS = ("SDPA FlashAttention-2", "SDPA cuDNN")
 LAYOUTS = ("contiguous", "ragged contiguous", "ragged")  # the cost of paging is the ratio of the last two
 # (sequences, new tokens of each, keys) of verification steps, then (sequences, keys) of decode steps

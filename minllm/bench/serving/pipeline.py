@@ -20,12 +20,11 @@ from rich.console import Console
 
 import minllm
 from minllm.bench.generate import opened_model, write_shape
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, device_of, new_record, write_json
 from minllm.engine.async_llm import AsyncLLM
 from minllm.engine.llm import LLM
 from minllm.engine.options import EngineOptions
 from minllm.engine.requests.sampling_params import SamplingParams
-from minllm.machine import driver
 from minllm.models.source import bundled_model
 
 PROMPT_CHARACTERS = 1000
@@ -39,7 +38,7 @@ def run(model: str, options: dict[str, Any], *, num_prompts: int, tokens: int, r
     with opened_model(model, dict(max_num_seqs=MAX_NUM_SEQS) | options, MAX_MODEL_LEN, write_shape_with_words) as llm:
         case = f"{model}, {num_prompts} text prompts of {PROMPT_CHARACTERS} characters, {tokens} tokens each"
         found = measure(llm, num_prompts, tokens, repeats)
-        device = driver.device_name() if llm.device == "cuda" else "cpu"
+        device = device_of(llm)
     out.print(case)
     for variant, seconds in found.items():
         rate, share = num_prompts * tokens / seconds, found["serial loop"] / seconds

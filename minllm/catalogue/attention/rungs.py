@@ -38,7 +38,7 @@ def materialized_decoder(tokens, hidden, heads, kv_heads, head_dim, dtype=BFLOAT
 
 def decoder_moved(tokens, hidden, width, kv_width, b):
     """Every element of a projection reads its token and its row of the weight; the latest token's are counted with its query."""
-    read, kept = kv_width * hidden * b, kv_width * b  # of K per token; V has as many
+    read, kept = kv_width * hidden * b, kv_width * b  # bytes for the keys of one token; its values take as many
     caches = dict(key_weight=read, value_weight=read, key_transposed=kept, value_cache=kept)
     fill = {name: tokens * count for name, count in caches.items()} | dict(inputs=2 * tokens * read)
     once = dict(inputs=tokens * hidden * b, key_weight=read, value_weight=read)
