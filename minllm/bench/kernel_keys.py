@@ -56,7 +56,7 @@ FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warp
 # {benchmark of a single variant: its stage}, then {benchmark of a whole stage: specimens}
 OF_A_VARIANT = {
     "matmul": "matmul", "prefill attention": "attention", "decode attention": "attention", "decode attention, quantised": "attention",
-    "verification attention": "attention", "shared prefix": "attention", "splits": "attention", "all-reduce": "all_reduce",
+    "verification attention": "attention", "splits": "attention", "all-reduce": "all_reduce",
 }  # fmt: skip
 OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation", "kv": "kv",
               "sampling": "sampling", "projection": "matmul", "cache": "matmul/gemv"}  # fmt: skip
@@ -84,7 +84,8 @@ NOT_RECORDED = (
     "minllm.kernels.slots.local_blocks",
     "minllm.kernels.experts",
 )  # fmt: skip
-OF_NO_ROW = ("sampling/mask_logits", "attention/soft_capped")  # for structured outputs and Gemma 2
+# for structured outputs and Gemma 2, then what only earlier commits have
+OF_NO_ROW = ("sampling/mask_logits", "attention/soft_capped", "attention/split_cascade")
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",

@@ -87,7 +87,6 @@ def found(benchmark, variant, start):
         ("prefill attention", "flash_attention_3", "1x16384, 32/8 heads, d 64", TFLOP_S, 4 * 32 * 64 * 134_225_920),
         ("decode attention", "split_kv", "64x1024", TB_S, 268_435_456),  # 64 * 1024 keys of 8 heads of 128, twice, 2 bytes each
         ("decode attention", "split_kv", "1x600", TB_S, 1_228_800),
-        ("shared prefix", "split_cascade", "64x8704", MICROSECONDS, 167_772_160),  # 8192 + 64 * 512 keys, 4096 bytes each
         ("projection", "fill_new_key_value", "512x2048x4096", TFLOP_S, 8_589_934_592),
         ("projection", "project_latest", "1x6144x4096", TB_S, 2 * (25_165_824 + 4096 + 6144)),
         ("embedding", "embedding", "16384x4096", TB_S, 268_435_456),
@@ -127,10 +126,9 @@ def test_a_rival_of_our_own_is_measured_in_turn():
     assert (row.peer, row.ratio, row.value, row.peer_value, row.unit) == ("another", 1.0, 131.1, 131.1, TOKENS_US)
 
 
-def test_a_prefix_is_in_the_same_blocks_and_nothing_else_is():
-    tables = attention.block_tables_of(np.random.default_rng(0), sets=2, sequences=3, blocks=5, shared=2)
-    assert tables.shape == (2, 3, 5) and np.array_equal(np.unique(tables), np.arange(2 * (2 + 3 * 3)))
-    assert (tables[:, :, :2] == tables[:, :1, :2]).all() and len(np.unique(tables[0, :, 2:])) == 9
+def test_no_two_sequences_have_a_block_in_common():
+    tables = attention.block_tables_of(np.random.default_rng(0), sets=2, sequences=3, blocks=5)
+    assert tables.shape == (2, 3, 5) and np.array_equal(np.unique(tables), np.arange(2 * 3 * 5))
 
 
 def test_arrays_of_the_glue_are_larger_than_any_cache():

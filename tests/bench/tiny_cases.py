@@ -33,7 +33,6 @@ TINY_CASES = [
     attention.decode_case("split_unified_maximum", 2, 20, **TINY_HEADS),
     quantized_attention.quantized_decode_case("int8", 1, 20, heads=4, kv_heads=2, head_dim=16),
     quantized_attention.quantized_decode_case("fp8_e4m3", 2, 20, heads=4, kv_heads=1, head_dim=16, layout="ragged"),
-    attention.shared_prefix_case("split_cascade", 2, 16, 7, **TINY_HEADS),
     attention.soft_capped_case(2, 5, 5, **TINY_HEADS),
     attention.soft_capped_case(2, 1, 20, **TINY_HEADS),
     tree_attention.tree_case(2, 20, **TINY_HEADS),

@@ -38,8 +38,6 @@ from tests.kernels.attention.case_lists import (
 )
 from tests.kernels.attention.cases import AttentionCase, run_variant
 from tests.kernels.attention.test_materialized_decoder import test_decoding_token_after_token  # noqa: F401
-from tests.kernels.attention.test_split_cascade import CASES as CASCADE_CASES
-from tests.kernels.attention.test_split_cascade import run_cascade
 from tests.kernels.attention.test_split_cluster import CASES as CLUSTER_CASES
 from tests.kernels.attention.test_split_cluster import run_clusters
 from tests.kernels.attention.test_tree import CASES as TREE_CASES
@@ -155,11 +153,6 @@ def test_a_layer_among_others(device, name, case, options, workspace):
         run_variant(device, VARIANTS[name], case, workspace_options=workspace, layers=layers, **options) for layers in (None, (3, 1))
     )
     np.testing.assert_array_equal(contiguous.view(np.uint8), among.view(np.uint8))
-
-
-@pytest.mark.parametrize(("case", "prefix_len"), CASCADE_CASES, ids=str)
-def test_split_cascade(device, case, prefix_len):
-    run_cascade(device, case, prefix_len)
 
 
 REAL_TREES = [((before, 17), LOOKAHEAD, 0, (24, 3), 128, dtype, 0) for before in (1000, 4093) for dtype in (np.float32, ml_dtypes.bfloat16)]

@@ -22,7 +22,6 @@ from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.residual_window import residual_window
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_tensor_core import cascade as split_cascade
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.attention.tree import tree as tree_attention
@@ -83,7 +82,6 @@ ROUNDED = {
     "split_tensor_core_kernel": TRUNCATED,
     "split_quantized_kernel": TRUNCATED,
     "fixed_split_kernel": TRUNCATED,
-    "prefix_kernel": TRUNCATED,
 }
 ROUNDING = 2.0**-21  # relative to an array's largest number
 # Weights are rounded to float16, which has 11 bits: where a score's last bit turns one of them, the sums that it is in differ by as much.
@@ -313,19 +311,6 @@ def residual_window_of_a_decode_step():
     inputs = (*arrays.arguments[:5], out, *arrays.arguments[5:])
     run = partial(residual_window.attention, *inputs, D**-0.5, case.residual_window, max_query_len=1)
     return run, {"merge_states_kernel": merged}, LENS
-
-
-@row
-def prefix_of_a_cascade():
-    B, prefix, heads, kv_heads, D, b = 3, 64, 4, 2, 64, 2
-    arrays = make_arrays(AttentionCase((1,) * B, (70, 80, 65), heads, kv_heads, D, dtype=BFLOAT16))
-    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
-    states = B * heads * 4
-    asked = dict(query=B * heads * D * b, key_cache=prefix * kv_heads * D * b, value_cache=prefix * kv_heads * D * b)
-    asked |= dict(prefix_max=states, prefix_sum=states, prefix_out=states * D)
-    tensor_core_flops = 4 * split_cascade.ROWS * D * kv_heads * prefix  # a tile of rows, of which the batch fills six
-    run = partial(split_cascade.attention, *arguments, arrays.block_tables, arrays.scale, prefix)
-    return run, {"prefix_kernel": Moved(asked, {}, tensor_core_flops)}, LENS
 
 
 def kernels_of_the_package():

@@ -6,7 +6,7 @@ contiguous arrays [sequences, KV heads, keys, head_dim].
 
 import numpy as np
 
-from minllm.bench.kernel_case import BFLOAT16, FLOAT32, MICROSECONDS, TB_S, TFLOP_S, KernelCase, Prepared, relative_error
+from minllm.bench.kernel_case import BFLOAT16, FLOAT32, TB_S, TFLOP_S, KernelCase, Prepared, relative_error
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.reference import attention_reference
@@ -83,30 +83,6 @@ def verification_case(variant: str, sequences: int, tokens: int, context: int) -
     return attention_case("verification attention", variant, *sizes, TB_S, work, layout=f"{tokens} new", peers=())
 
 
-def shared_prefix_case(
-    variant: str,
-    sequences: int,
-    prefix: int,
-    own: int,
-    heads: int = 32,
-    kv_heads: int = 8,
-    head_dim: int = 128,
-    dtype: np.dtype = BFLOAT16,
-) -> KernelCase:
-    """Attention of one new token per sequence; all share their first `prefix` keys, and each has `own` more.
-
-    Work counts the prefix once, the least that must be read. Expected on an H200 with 4.2 TB/s and about 9 us per launch: 64 sequences that
-    share 8192 keys and have 512 of their own read 34 + 134 MB in 40 us, or 60 us with two launches; kernels that read the prefix for every
-    sequence load 2.3 GB, most of it from the L2 cache, in 350 us or more, six times as long. 16 sequences that share 32768 keys read
-    134 + 34 MB in the same 60 us, or 2.2 GB, more than any cache holds, in 500 us, eight times as long. In the recorded rows ("shared
-    prefix" in docs/results/h200.json) the speed-up is only 2.0 and 3.3 times: splits of the prefix compute for twice as long as they read,
-    and without sharing, sequences that run in step find the prefix's keys in the L2 cache.
-    """
-    work = key_value_bytes(1, prefix + sequences * own, kv_heads, head_dim, dtype.itemsize)
-    sizes = (sequences, 1, prefix + own, heads, kv_heads, head_dim, dtype)
-    return attention_case("shared prefix", variant, *sizes, MICROSECONDS, work, layout=f"{prefix} shared", peers=(), prefix=prefix)
-
-
 def soft_capped_case(
     sequences: int, tokens: int, context: int, heads: int = 8, kv_heads: int = 4, head_dim: int = 256, dtype: np.dtype = BFLOAT16
 ) -> KernelCase:
@@ -123,30 +99,25 @@ def soft_capped_case(
     return attention_case(benchmark, "soft_capped", *sizes, unit, work, layout=f"cap {SOFT_CAP:g}", peers=(), soft_cap=SOFT_CAP)
 
 
-def block_tables_of(random, sets, sequences, blocks, shared) -> np.ndarray:
-    """Block tables, int32 [sets, sequences, blocks], with the blocks of a cache in random order.
-
-    The sequences of a set share only their first `shared` blocks.
-    """
-    order = random.permutation(sets * (shared + sequences * (blocks - shared))).astype(np.int32).reshape(sets, -1)
-    common = np.repeat(order[:, None, :shared], sequences, axis=1)
-    return np.concatenate([common, order[:, shared:].reshape(sets, sequences, blocks - shared)], axis=2)
+def block_tables_of(random, sets, sequences, blocks) -> np.ndarray:
+    """Block tables, int32 [sets, sequences, blocks], with the blocks of a cache in random order."""
+    return random.permutation(sets * sequences * blocks).astype(np.int32).reshape(sets, sequences, blocks)
 
 
 def attention_case(
     benchmark, variant, sequences, tokens, context, heads, kv_heads, head_dim, dtype, unit, work, lengths=None, layout="", peers=PEERS,
-    prefix=0, soft_cap=0.0,
+    soft_cap=0.0,
 ) -> KernelCase:  # fmt: skip
     """The case of `tokens` new tokens per sequence, which has `context` keys, the new ones included, or its number in `lengths`.
 
-    The first `prefix` keys, a multiple of BLOCK_SIZE, are shared. soft_cap: of the scores, 0 for none.
+    soft_cap: of the scores, 0 for none.
     """
     lengths = np.full(sequences, context) if lengths is None else lengths
     block_size = context if layout.endswith("contiguous") else BLOCK_SIZE
 
     def prepare(ops, noise, sets):
         # one cache holds all sets, which have separate blocks
-        tables = block_tables_of(noise.random, sets, sequences, -(-context // block_size), prefix // block_size)
+        tables = block_tables_of(noise.random, sets, sequences, -(-context // block_size))
         shape = (int(tables.max()) + 1, block_size, kv_heads, head_dim)
         key_cache, value_cache = noise.array(shape, dtype), noise.array(shape, dtype)
         query = noise.array((sequences * tokens, heads, head_dim), dtype)
@@ -161,11 +132,9 @@ def attention_case(
             dict(shared, query=ops.array(queries[i]), out=ops.empty(query.shape, dtype), block_tables=ops.array(tables[i]), context=context)
             for i in range(sets)
         ]
-        cascade, module, scale = variant == "split_cascade", VARIANTS[variant], head_dim**-0.5
-        options = dict(prefix_len=prefix) if cascade else dict(max_query_len=tokens)
-        shapes = module.workspace_shapes(query, key_cache, tables[0], **(options if cascade else {}))
-        options |= dict(soft_cap=soft_cap) if soft_cap else {}
-        workspace = make_workspace(shapes, ops.empty, ops.zeros)
+        module, scale = VARIANTS[variant], head_dim**-0.5
+        options = dict(max_query_len=tokens) | (dict(soft_cap=soft_cap) if soft_cap else {})
+        workspace = make_workspace(module.workspace_shapes(query, key_cache, tables[0]), ops.empty, ops.zeros)
         order = ("query", "key_cache", "value_cache", "out", "query_start", "context_lens", "block_tables")
 
         def launch(arrays):
@@ -179,7 +148,7 @@ def attention_case(
             error=lambda out: relative_error(out[list(expected)], np.stack(list(expected.values()))),
         )
 
-    set_bytes = key_value_bytes(1, prefix + sequences * (context - prefix), kv_heads, head_dim, dtype.itemsize)
+    set_bytes = key_value_bytes(sequences, context, kv_heads, head_dim, dtype.itemsize)
     set_bytes += 2 * sequences * tokens * heads * head_dim * dtype.itemsize  # the queries and the output
     case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {dtype.name}{layout and ', ' + layout}"
     peers = peers if dtype == BFLOAT16 else ()  # neither supports float32
@@ -215,8 +184,6 @@ def cases() -> list[KernelCase]:
     decode += [decode_case("split_tensor_core", sequences, context) for sequences, context in ((1, 1024), (64, 1024))]
     decode += [decode_case("split_unified_maximum", *sizes, layout="contiguous") for sizes in ((1, 8192), (64, 4096))]
     decode += [decode_case(variant, 1, 600, head_dim=64) for variant in ("split_kv", "split_tensor_core")]
-    for sizes in ((64, 8192, 512), (16, 32768, 512)):
-        decode += [shared_prefix_case(variant, *sizes) for variant in ("split_cascade", "split_tensor_core")]
     cases = [*prefill, *decode, soft_capped_case(4, 2048, 2048), soft_capped_case(16, 1, 1024)]
     return cases + [default_case(name) for name in VARIANTS.names() if name not in {case.variant for case in cases}]
 

@@ -19,7 +19,7 @@ def tree_case(
     rows, scale = len(tree), head_dim**-0.5
 
     def prepare(ops, noise, sets):
-        tables = block_tables_of(noise.random, sets, sequences, -(-context // BLOCK_SIZE), 0)
+        tables = block_tables_of(noise.random, sets, sequences, -(-context // BLOCK_SIZE))
         shape = (int(tables.max()) + 1, BLOCK_SIZE, kv_heads, head_dim)
         key_cache, value_cache = noise.array(shape, dtype), noise.array(shape, dtype)
         queries = [noise.array((sequences * rows, heads, head_dim), dtype) for _ in range(sets)]

@@ -18,10 +18,9 @@ Over a quantised cache (kernels/quantization), with QuantizedCaches as key_cache
     flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
     split_quantized      split_tensor_core that multiplies the codes themselves on tensor cores: for decode steps
 
-Four more take other arguments. If the newest keys and values are kept in full precision beside the codes (a residual window),
+Three more take other arguments. If the newest keys and values are kept in full precision beside the codes (a residual window),
 residual_window runs one variant on the codes and one on the recent keys, and merges their outputs by the log-sum-exp of each row
 (merge_states). tree computes the nodes of a draft tree, each of which sees its ancestors. soft_capped bounds the scores, as in Gemma 2.
-split_cascade reads a prefix shared by all sequences once for all of them; it exists for benchmarks, and the engine does not launch it.
 
 variants.py is the table of all variants, choice.py says which one serves which call. Every variant is a module with two functions:
 

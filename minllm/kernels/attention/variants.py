@@ -9,7 +9,7 @@ from minllm.runtime.device import HOPPER
 
 ONE = 1  # the most new tokens per sequence in a decode step
 ARRAYS, FLOAT32, QUANTIZED = "arrays", "float32 arrays", "quantized caches"
-SHARED_PREFIX, RESIDUAL_WINDOW = "arrays and a shared prefix", "quantized caches and recent keys"
+RESIDUAL_WINDOW = "quantized caches and recent keys"
 TREE = "arrays and a tree of drafts"
 SOFT_CAP = "arrays and a soft cap"
 
@@ -30,6 +30,4 @@ VARIANTS = Variants(
     Variant("residual_window", ".residual_window.residual_window", dtypes=HALF, reads=RESIDUAL_WINDOW),
     Variant("tree", ".tree.tree", reads=TREE),
     Variant("soft_capped", ".soft_capped.soft_capped", reads=SOFT_CAP),
-    # Only for benchmarks: the engine's batches do not record which keys their sequences share.
-    Variant("split_cascade", ".split_tensor_core.cascade", most_rows=ONE, dtypes=HALF, reads=SHARED_PREFIX),
 )

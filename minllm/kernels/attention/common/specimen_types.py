@@ -1,6 +1,6 @@
 """Shared by the specimens of attention kernels: argument types, prompt lengths, expected instructions."""
 
-from minllm.kernels.specimen import FLOAT32, INT32, array
+from minllm.kernels.specimen import INT32, array
 from minllm.machine.numba_cuda import types
 
 BLOCK_SIZE = 16
@@ -17,8 +17,3 @@ TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*12
 def inputs(dtype):
     """The types of query, key_cache and value_cache."""
     return array(dtype, 3), array(dtype, 4), array(dtype, 4)
-
-
-def states(rank):
-    """The types of a state's maximum and sum, arrays of rank `rank`, and of its output, of rank + 1."""
-    return array(FLOAT32, rank), array(FLOAT32, rank), array(FLOAT32, rank + 1)

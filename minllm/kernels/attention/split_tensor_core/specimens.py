@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, NO_LSE, SPLIT_TARGETS, TENSOR_CORES, inputs, states
-from minllm.kernels.attention.split_tensor_core import cascade, cluster, split_tensor_core, unified_maximum
+from minllm.kernels.attention.common.specimen_types import BATCH, BLOCK_SIZE, NO_LSE, SPLIT_TARGETS, TENSOR_CORES, inputs
+from minllm.kernels.attention.split_tensor_core import cluster, split_tensor_core, unified_maximum
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.attention.split_tensor_core.split_tensor_core import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
@@ -17,20 +17,19 @@ BLOCK_SHARED_BYTES = MULTIPROCESSORS[9, 0].block_shared_bytes
 
 
 def specimens():
-    """All kernels of split_tensor_core, split_unified_maximum, split_cluster and split_cascade."""
+    """All kernels of split_tensor_core, split_unified_maximum and split_cluster."""
     for dtype in HALF_DTYPES:
         yield from split_tensor_core_specimens(dtype.name)
         yield from tensor_copies_specimens(dtype.name)
         yield unified_maximum_specimen(dtype.name)
         yield from cluster_specimens(dtype.name)
-        yield from cascade_specimens(dtype.name)
     yield strided_specimen("bfloat16")
 
 
-def arguments_of(dtype, prefix=(types.none,) * 3, maps=(types.none,) * 2):
-    """The types of split_tensor_core's arguments; prefix: types of the states that sequences start from; maps: of the tensor maps."""
+def arguments_of(dtype, maps=(types.none,) * 2):
+    """The types of split_tensor_core's arguments; maps: of the tensor maps."""
     parts = (array(FLOAT32, 2), array(FLOAT32, 2), array(FLOAT32, 3), array(INT32, 1))
-    return *inputs(dtype), array(dtype, 3), NO_LSE, *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32, *prefix, *maps
+    return *inputs(dtype), array(dtype, 3), NO_LSE, *parts, *BATCH, FLOAT32, INT32, INT32, FLOAT32, *(types.none,) * 3, *maps
 
 
 def split_tensor_core_specimens(dtype):
@@ -74,20 +73,6 @@ def cluster_specimens(dtype):
         arguments = (*inputs(dtype), array(dtype, 3), *BATCH, FLOAT32, INT32, *maps)
         contains = (*TENSOR_CORES[:3], "MOVM.16.MT88", "UCGABAR_ARV")
         yield Specimen(name, kernel, arguments, threads, 1, shared_bytes, contains, targets=HOPPER)
-
-
-def cascade_specimens(dtype):
-    """split_cascade: the kernel of the shared prefix, and that of decode steps that start from its states."""
-    shape = dataclasses.replace(shape_for(128, 4, 8, BLOCK_SHARED_BYTES), tensor_copies=True)
-    softmax = cascade.make_seeded_softmax
-    kernel, threads, shared_bytes = split_tensor_core.make_kernel(dtype, 128, BLOCK_SIZE, 4, None, shape, softmax)
-    name, arguments = f"attention/split_cascade/suffix/128/group_4/{dtype}", arguments_of(dtype, states(3), MAPS)
-    yield Specimen(name, kernel, arguments, threads, shape.blocks, shared_bytes, TENSOR_CORES[:3], targets=HOPPER)
-    for head_dim in (64, 128):
-        kernel, threads, shared_bytes = cascade.make_prefix_kernel(dtype, head_dim, BLOCK_SIZE, 4)
-        arguments = (*inputs(dtype), *states(3), array(INT32, 1), array(INT32, 2), FLOAT32, INT32)
-        name = f"attention/split_cascade/prefix/{head_dim}/group_4/{dtype}"
-        yield Specimen(name, kernel, arguments, threads, 1, shared_bytes, TENSOR_CORES)
 
 
 def strided_specimen(dtype):

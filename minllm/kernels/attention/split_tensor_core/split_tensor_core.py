@@ -9,7 +9,7 @@ before the first byte and after the last. One idea per file:
     tile          both matmuls on tensor cores, and softmax
     plan          ragged contexts cut into equal runs of tiles, one per block, on the device; fixed_plan.py cuts independently of the batch
     merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
-    cluster, unified_maximum, cascade   kernels made of the same parts: for one short sequence, with another softmax, after a shared prefix
+    cluster, unified_maximum   kernels made of the same parts: for one short sequence, and with another softmax
 
 FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, however many of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
 * itemsize per key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
@@ -38,7 +38,7 @@ from minllm.runtime.kernel import check, kernel, launch
 
 
 class Origin(NamedTuple):
-    """What a state starts from, if not from nothing: a unified maximum, or the states of a shared prefix (cascade.py)."""
+    """What a state starts from, if not from nothing: a unified maximum, or the states of the keys before first_key."""
 
     phi: Any
     maxima: Any  # [shares, sequences, heads]
@@ -175,13 +175,11 @@ def attention(
             clusters.launch_clusters(inputs, sizes, scale, sliding_window, stream, *cluster)
             return
     phi = None if phi is None else phi / scale  # in units of q . k
-    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, softmax, phi, lse=lse)
+    launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, softmax, phi, lse)
 
 
-def launch_kernel(
-    inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, softmax, phi=None, prefix=None, first_key=0, lse=None
-):
-    """Launch the kernel with a softmax on checked inputs. phi: in units of q . k; prefix: the states of the keys before first_key."""
+def launch_kernel(inputs, sizes, scale, sliding_window, workspace, stream, splits, sm_count, shape, softmax, phi, lse):
+    """Launch the kernel with a softmax on checked inputs, from their first keys on. phi: in units of q . k."""
     query, key_cache, value_cache, out, query_start, context_lens, block_tables = inputs
     unified = phi is not None
     shape = shape or shape_of(sizes, sm_count, unified)
@@ -190,8 +188,8 @@ def launch_kernel(
     states = tuple(scratch[name] for name in PART_NAMES)
     made = make_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape, softmax)
     chosen, threads, shared_bytes = made
-    numbers = (float(scale * LOG2_E), int(sliding_window), int(first_key), float(phi or 0.0))
+    numbers = (float(scale * LOG2_E), int(sliding_window), 0, float(phi or 0.0))
     maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)
-    optional = (*(prefix or (None, None, None)), *maps)
+    optional = (None, None, None, *maps)
     arguments = (query, key_cache, value_cache, out, lse, *states, query_start, context_lens, block_tables, *numbers, *optional)
     launch(chosen, shapes.grid_of(sizes, splits, sm_count, shape), threads, arguments, stream, shared_bytes)
