@@ -59,7 +59,7 @@ OF_A_VARIANT = {
     "verification attention": "attention", "splits": "attention", "all-reduce": "all_reduce",
 }  # fmt: skip
 OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation", "kv": "kv",
-              "sampling": "sampling", "projection": "matmul", "cache": "matmul/gemv"}  # fmt: skip
+              "sampling": "sampling", "cache": "matmul/gemv"}  # fmt: skip
 # Kernels for a quantised cache or quantised weights, besides those with "quantized" in their names or modules.
 OF_CODES = ("kv/quantize_groups", "kv/move_window", "attention/residual_window")
 # Benchmark "matmul, quantised", whose case ends with a format: {variant: {format: its room in matmul/}}.
@@ -85,7 +85,8 @@ NOT_RECORDED = (
     "minllm.kernels.experts",
 )  # fmt: skip
 # for structured outputs and Gemma 2, then what only earlier commits have
-OF_NO_ROW = ("sampling/mask_logits", "attention/soft_capped", "attention/split_cascade")
+OF_NO_ROW = ("sampling/mask_logits", "attention/soft_capped", "attention/split_cascade", "attention/materialized/fill",
+             "attention/materialized/project")  # fmt: skip
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",

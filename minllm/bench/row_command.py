@@ -14,7 +14,7 @@ Row = Mapping[str, Any]  # the fields of record.Row
 KERNEL_STAGES = {
     "matmul": "matmul", "matmul, quantised": "quantised", "prefill attention": "attention", "decode attention": "attention",
     "decode attention, quantised": "attention", "decode attention of trees": "attention", "verification attention": "attention",
-    "projection": "attention", "embedding": "embedding", "normalization": "normalization", "rope": "rope",
+    "embedding": "embedding", "normalization": "normalization", "rope": "rope",
     "activation": "activation", "kv": "kv", "sampling": "sampling",
 }  # fmt: skip
 SLOTS = ("advance", "load_rows", "write_slots")

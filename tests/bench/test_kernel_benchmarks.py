@@ -22,7 +22,7 @@ from minllm.bench.kernel_case import (
     rounded,
     some_of,
 )
-from minllm.bench.kernel_cases import STAGES, attention, kernel_cases, projection
+from minllm.bench.kernel_cases import STAGES, attention, kernel_cases
 from minllm.bench.record import Row
 from minllm.bench.timing import REPLAY_BELOW, input_sets, median_seconds
 from minllm.catalogue.matmul import matmul_bytes, matmul_flops
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.results_only
 
 LAUNCHERS = {
     "matmul": set(MATMUL),
-    "attention": {*ATTENTION, "fill_new_key_value", "project_latest"},
+    "attention": set(ATTENTION),
     "embedding": {"embedding", "embedding with positions"},
     "normalization": {"rms_norm", "layer_norm"},
     "rope": {"rope"},
@@ -87,8 +87,6 @@ def found(benchmark, variant, start):
         ("prefill attention", "flash_attention_3", "1x16384, 32/8 heads, d 64", TFLOP_S, 4 * 32 * 64 * 134_225_920),
         ("decode attention", "split_kv", "64x1024", TB_S, 268_435_456),  # 64 * 1024 keys of 8 heads of 128, twice, 2 bytes each
         ("decode attention", "split_kv", "1x600", TB_S, 1_228_800),
-        ("projection", "fill_new_key_value", "512x2048x4096", TFLOP_S, 8_589_934_592),
-        ("projection", "project_latest", "1x6144x4096", TB_S, 2 * (25_165_824 + 4096 + 6144)),
         ("embedding", "embedding", "16384x4096", TB_S, 268_435_456),
         ("embedding", "embedding with positions", "16384x4096", TB_S, 402_653_184),
         ("normalization", "rms_norm", "16384x4096", TB_S, 536_870_912 + 8192),
@@ -318,4 +316,3 @@ def test_counts_of_the_formulas():
     assert matmul_flops(2, 3, 5) == 60 and matmul_bytes(2, 3, 5, 2) == 62
     assert attention.prefill_flops(2, 3, 4, 8) == 4 * 4 * 8 * 2 * 6
     assert attention.key_value_bytes(2, 3, 4, 8, 2) == 768
-    assert projection.fill_flops(3, 5, 7) == 420 and projection.project_bytes(5, 7, 3, 2) == 2 * (13 * 5 + 5 + 13)

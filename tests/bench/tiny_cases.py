@@ -7,7 +7,6 @@ import numpy as np
 from minllm.bench.kernel_case import FLOAT32, case_of
 from minllm.bench.kernel_cases import (
     attention,
-    projection,
     quantized_attention,
     quantized_matmul,
     quantized_prefill,
@@ -36,8 +35,6 @@ TINY_CASES = [
     attention.soft_capped_case(2, 5, 5, **TINY_HEADS),
     attention.soft_capped_case(2, 1, 20, **TINY_HEADS),
     tree_attention.tree_case(2, 20, **TINY_HEADS),
-    projection.fill_case(3, 32, 1, 16),
-    projection.project_case(32, 2, 1, 16, 4),
     window_attention.window_case("int8", 1, 64, 1, heads=2, kv_heads=1, head_dim=16, window=32),
     window_attention.window_case("kivi_int4", 1, 64, 3, heads=1, kv_heads=1, head_dim=32, window=32),
     quantized_prefill.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),

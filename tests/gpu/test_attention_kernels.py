@@ -37,7 +37,6 @@ from tests.kernels.attention.case_lists import (
     in_16_bits,
 )
 from tests.kernels.attention.cases import AttentionCase, run_variant
-from tests.kernels.attention.test_materialized_decoder import test_decoding_token_after_token  # noqa: F401
 from tests.kernels.attention.test_split_cluster import CASES as CLUSTER_CASES
 from tests.kernels.attention.test_split_cluster import run_clusters
 from tests.kernels.attention.test_tree import CASES as TREE_CASES

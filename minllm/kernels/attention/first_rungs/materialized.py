@@ -2,10 +2,8 @@
 
     S = Q K^T          P = softmax(scale * S), row by row, over the visible keys          out = P V
 
-is three kernels, one per formula. With the two that fill the cache, `fill_new_key_value` for the prompts of new sequences and
-`project_latest` for each further token (materialized_projection.py), they are the five kernels of the course's first inference engine.
-K is stored transposed, [batch, kv_heads, head_dim, max_len], so that neighbouring threads, which take neighbouring keys, read neighbouring
-elements.
+is three kernels, one per formula. K is stored transposed, [sequences, kv_heads, head_dim, max_len], so that neighbouring threads, which
+take neighbouring keys, read neighbouring elements.
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair. Bytes: K, V and the query row once per pair (caches help). Each score is
 written by the first kernel, read three times and written twice by the second, and read once by the third for all threads of a block:
@@ -183,20 +181,6 @@ def make_weighted_values_kernel(block_size):
     return weighted_values_kernel
 
 
-def attend(query, key_transposed, value_cache, scores, out, lens, block_tables, scale, sliding_window, longest, stream):
-    """Launch the three kernels of attention on a transposed K: scores, softmax, times V.
-
-    lens: (query_start, context_lens). longest: upper bound on the new tokens of one sequence.
-    """
-    sequences, _, head_dim, max_len = key_transposed.shape
-    rows = (longest, sequences * query.shape[1])  # the grid over query rows and heads
-    launch(scores_kernel, (-(-max_len // THREADS), *rows), THREADS, (query, key_transposed, scores, *lens, sliding_window), stream)
-    launch(softmax_kernel, (1, *rows), THREADS, (scores, *lens, float(scale * LOG2_E), sliding_window), stream)
-    weighted_values = make_weighted_values_kernel(value_cache.shape[1])
-    arguments = (scores, value_cache, out, *lens, block_tables, sliding_window)
-    launch(weighted_values, (1, *rows), -(-head_dim // WARP) * WARP, arguments, stream)
-
-
 def attention(
     query,
     key_cache,
@@ -220,7 +204,10 @@ def attention(
     longest = query_len_bound(max_query_len, sizes)
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables), query)
     key_transposed, scores = scratch["key_transposed"], scratch["scores"]
-    grid = (-(-sizes.max_context_len // THREADS), sizes.kv_heads, sizes.sequences)
-    launch(make_transpose_kernel(sizes.block_size), grid, THREADS, (key_cache, block_tables, context_lens, key_transposed), stream)
-    lens = (query_start, context_lens)
-    attend(query, key_transposed, value_cache, scores, out, lens, block_tables, scale, int(sliding_window), longest, stream)
+    keys, rows, lens = -(-sizes.max_context_len // THREADS), (longest, sizes.sequences * sizes.heads), (query_start, context_lens)
+    transpose = make_transpose_kernel(sizes.block_size)
+    launch(transpose, (keys, sizes.kv_heads, sizes.sequences), THREADS, (key_cache, block_tables, context_lens, key_transposed), stream)
+    launch(scores_kernel, (keys, *rows), THREADS, (query, key_transposed, scores, *lens, int(sliding_window)), stream)
+    launch(softmax_kernel, (1, *rows), THREADS, (scores, *lens, float(scale * LOG2_E), int(sliding_window)), stream)
+    arguments = (scores, value_cache, out, *lens, block_tables, int(sliding_window))
+    launch(make_weighted_values_kernel(sizes.block_size), (1, *rows), -(-sizes.head_dim // WARP) * WARP, arguments, stream)
