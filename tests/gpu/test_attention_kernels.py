@@ -39,9 +39,6 @@ from tests.kernels.attention.case_lists import (
 from tests.kernels.attention.cases import AttentionCase, run_variant
 from tests.kernels.attention.test_split_cluster import CASES as CLUSTER_CASES
 from tests.kernels.attention.test_split_cluster import run_clusters
-from tests.kernels.attention.test_tree import CASES as TREE_CASES
-from tests.kernels.attention.test_tree import TALL_CASES, run_tree
-from tests.kernels.speculation.trees import LOOKAHEAD
 
 
 @pytest.mark.covering("module + case.dtype", "case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
@@ -152,14 +149,6 @@ def test_a_layer_among_others(device, name, case, options, workspace):
         run_variant(device, VARIANTS[name], case, workspace_options=workspace, layers=layers, **options) for layers in (None, (3, 1))
     )
     np.testing.assert_array_equal(contiguous.view(np.uint8), among.view(np.uint8))
-
-
-REAL_TREES = [((before, 17), LOOKAHEAD, 0, (24, 3), 128, dtype, 0) for before in (1000, 4093) for dtype in (np.float32, ml_dtypes.bfloat16)]
-
-
-@pytest.mark.parametrize("case", TREE_CASES + TALL_CASES + REAL_TREES, ids=str)
-def test_tree(device, case):
-    run_tree(device, case)
 
 
 @pytest.mark.covering("case", "phi")

@@ -24,20 +24,17 @@ from minllm.kernels.attention.residual_window import residual_window
 from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
-from minllm.kernels.attention.tree import tree as tree_attention
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
-from minllm.kernels.speculation.token_tree import TokenTree
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.quantized_cases import quantize_case
 from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.launches import HostOps
-from tests.kernels.speculation.trees import ARRAYS
 
 
 @dataclass
@@ -173,21 +170,6 @@ def prompt(T, heads, kv_heads, head_dim, dtype):
 def keys_of_tiles(T, tile):
     """Keys that the tiles of queries of a prompt load, summed."""
     return sum(min(T, first + tile) for first in range(0, T, tile))
-
-
-@row
-def attention_of_a_tree():
-    """Eight nodes behind 20 keys, in one tile of 64 rows, and one tile of 64 keys."""
-    before, nodes, heads, kv_heads, D, b = 20, 8, 2, 1, 32, 2
-    tree, keys = TokenTree((-1, 0, 0, 1, 1, 2, 3, 3)), before + nodes
-    arrays = make_arrays(AttentionCase((nodes,), (keys,), heads, kv_heads, D, dtype=BFLOAT16))
-    rows, loaded = nodes * heads * D * b, keys * D * b
-    asked = dict(query=rows, key_cache=heads * loaded, value_cache=heads * loaded, out=rows)
-    different = dict(key_cache=kv_heads * loaded, value_cache=kv_heads * loaded)
-    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
-    run = partial(tree_attention.attention, *arguments, arrays.block_tables, tree.on(ARRAYS, 100), 0, D**-0.5)
-    expected = Moved(asked, different, 4 * D * 64 * 64 * heads)
-    return run, {"tree_attention_kernel": expected}, (*LENS, "depths", "words")
 
 
 @row

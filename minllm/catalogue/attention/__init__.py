@@ -2,9 +2,9 @@
 
 import itertools
 
-from minllm.catalogue.attention import prompts, rungs, splits
+from minllm.catalogue.attention import caps, prompts, rungs, splits, trees
 
-FAMILIES = (rungs, prompts, splits)
+FAMILIES = (rungs, prompts, splits, trees, caps)
 
 
 def compiled():
@@ -15,3 +15,8 @@ def compiled():
 def small():
     """The Launches of odd sizes of all families."""
     return itertools.chain.from_iterable(family.small() for family in FAMILIES)
+
+
+def large():
+    """The Launches of the sizes of models of all families."""
+    return itertools.chain.from_iterable(family.large() for family in FAMILIES if hasattr(family, "large"))

@@ -14,6 +14,7 @@ BLOCK_SIZE, SPARE_BLOCKS = 16, 2
 LENS = ("query_start", "context_lens", "block_tables")
 # Error of a row in terms of the largest output: tensor cores take weights of 16 bits, and 2**x and long sums are rounded in float32.
 SLACK = {FLOAT32: 2.0**-19, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
+CAPPED = 2.0**-22  # a capped score is a difference of float32 numbers of up to two caps
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 
 
@@ -47,7 +48,7 @@ def attention(
 
     layers: of a token, that lie side by side in the cache.
     """
-    scale, module = head_dim**-0.5, VARIANTS[variant]
+    scale, module, cap = head_dim**-0.5, VARIANTS[variant], options.get("soft_cap", 0.0)
 
     def arrays(noise):
         blocks, lens = batch_of(noise, query_lens, context_lens, block_size)
@@ -69,10 +70,10 @@ def attention(
 
     def reference(query, key_cache, value_cache, query_start, context_lens, block_tables):
         caches = last_layer(key_cache, layers), last_layer(value_cache, layers)
-        return attention_reference(query, *caches, query_start, context_lens, block_tables, scale, sliding_window)
+        return attention_reference(query, *caches, query_start, context_lens, block_tables, scale, sliding_window, cap)
 
     moved = {}
     if len(query_lens) == 1 and not sliding_window and not layers and variant in FORMULAS:
         sizes = Sizes(query_lens[0], context_lens[0], heads, kv_heads, head_dim, dtype.itemsize, block_size)
         moved = FORMULAS[variant](sizes, options)
-    return Launch(arrays, call, returns(("out",), reference), moved, indices=LENS, slack=SLACK[dtype])
+    return Launch(arrays, call, returns(("out",), reference), moved, indices=LENS, slack=SLACK[dtype] + cap * CAPPED)
