@@ -115,8 +115,7 @@ def case_of(row: Measured) -> KernelCase:
 
     def prepare(ops: Any, noise: Noise, sets: int) -> Prepared:
         host = launch.arrays(noise)
-        placed = [{name: on_device(ops, one) for name, one in host.items()}]
-        placed += [{name: on_device(ops, one) for name, one in launch.arrays(noise).items()} for _ in range(sets - 1)]
+        placed = [{name: on_device(ops, one) for name, one in host.items()} for _ in range(sets)]
         tokens = some_of(len(host[launch.rows[0]]), row.sample, noise) if launch.rows else np.arange(0)
         given, found = launch.part(host, tokens), {}
         name, expected = next(iter(launch.reference(**given).items()))
@@ -136,7 +135,7 @@ def case_of(row: Measured) -> KernelCase:
         return launch.bytes if value is None else value
 
     return KernelCase(
-        launch.stage, row.benchmark or launch.stage, row.case, row.variant, launch.dtype, row.unit, default(row.work),
+        row.stage or launch.stage, row.benchmark or launch.stage, row.case, row.variant, launch.dtype, row.unit, default(row.work),
         default(row.set_bytes), prepare, row.peers, 0.0 if launch.exact is True and row.tolerance is None else row.tolerance, row.tokens,
     )  # fmt: skip
 

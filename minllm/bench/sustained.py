@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from minllm.bench.record import Row, new_record, write_json
-from minllm.catalogue.matmul import matmul_flops
+from minllm.catalogue.matmul.products import matmul_flops
 from minllm.catalogue.noise import Noise
 from minllm.runtime.argument_type import BFLOAT16
 

@@ -13,6 +13,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from minllm.catalogue.matmul.quantized import quantized_rows
+from minllm.kernels.matmul.quantized.rows import QuantizedRows
+
 INTEGERS = {1: np.uint8, 2: np.int16, 4: np.int32}  # {item size: integer type}, because the interface has no name for bfloat16
 INT_MM_ROWS, TINYGEMM_TILES = 32, 8  # rows to which x is padded for _int_mm; tiles of K that tinygemm packs together
 FLOPS_SIZE = 8192  # size of the square GEMM that measures the ceiling of the tensor cores
@@ -95,10 +98,10 @@ def scaled_peer(inputs: Sequence[Mapping[str, Any]], by_row: bool) -> Peer:
     """
     sets, ones = [], None
     for arrays in inputs:
-        x, weight = arrays["multiplied"], arrays["weight"]
-        codes = [as_torch(one.codes).view(torch.float8_e4m3fn) for one in (x, weight)]
-        ones = torch.ones((), device=codes[0].device)
-        scales = (as_torch(x.scales)[:, None], as_torch(weight.scales)[None, :]) if by_row else (ones, ones)
+        (x, x_scales), weight = codes_of_x(arrays, "fp8"), arrays["weight"]
+        codes = [one.view(torch.float8_e4m3fn) for one in (x, as_torch(weight.codes))]
+        ones = torch.ones((), device=x.device)
+        scales = (x_scales[:, None], as_torch(weight.scales)[None, :]) if by_row else (ones, ones)
         sets.append((codes[0], codes[1].T, *scales))
 
     def multiply(x, weight, x_scale, scale):
@@ -106,25 +109,36 @@ def scaled_peer(inputs: Sequence[Mapping[str, Any]], by_row: bool) -> Peer:
 
     def result():
         found = to_numpy(multiply(*sets[0]))
-        return found if by_row else found * scales_of_outputs(inputs[0])
+        return found if by_row else found * scales_of_outputs(inputs[0], "fp8")
 
     return Peer([lambda one=one: multiply(*one) for one in sets], result)
 
 
-def scales_of_outputs(arrays: Mapping[str, Any]) -> np.ndarray:
+def codes_of_x(arrays: Mapping[str, Any], code: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes of x as bytes, and the scales of its rows; minllm's launcher may quantise x itself."""
+    x = arrays["x"]
+    if isinstance(x, QuantizedRows):
+        return as_torch(x.codes), as_torch(x.scales)
+    numbers = as_torch(x)
+    codes, scales = (torch.from_numpy(one).to(numbers.device) for one in quantized_rows(to_numpy(numbers), code))
+    return codes, scales
+
+
+def scales_of_outputs(arrays: Mapping[str, Any], code: str) -> np.ndarray:
     """The product of the scales of row and channel, float32 [M, N]."""
-    return to_numpy(as_torch(arrays["multiplied"].scales))[:, None] * to_numpy(as_torch(arrays["weight"].scales))
+    return to_numpy(codes_of_x(arrays, code)[1])[:, None] * to_numpy(as_torch(arrays["weight"].scales))
 
 
 def int8_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
     """_int_mm of int8 codes; it requires more than 16 rows, so x is padded to at least INT_MM_ROWS."""
-    rows, sets = inputs[0]["x"].shape[0], []
+    sets = []
     for arrays in inputs:
-        x, weight = (as_torch(arrays[name].codes).view(torch.int8) for name in ("multiplied", "weight"))
-        sets.append((torch.nn.functional.pad(x, (0, 0, 0, max(0, INT_MM_ROWS - rows))), weight.T))
+        x = codes_of_x(arrays, "int8")[0].view(torch.int8)
+        rows = len(x)
+        sets.append((torch.nn.functional.pad(x, (0, 0, 0, max(0, INT_MM_ROWS - rows))), as_torch(arrays["weight"].codes).T))
 
     def result():
-        return to_numpy(torch._int_mm(*sets[0]))[:rows] * scales_of_outputs(inputs[0])
+        return to_numpy(torch._int_mm(*sets[0]))[:rows] * scales_of_outputs(inputs[0], "int8")
 
     return Peer([lambda one=one: torch._int_mm(*one) for one in sets], result)
 
@@ -134,7 +148,8 @@ def int4_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
     from minllm.kernels.quantization.reference import unpack_nibbles
 
     small, n = inputs[0]["small"], inputs[0]["weight"].codes.shape[0]
-    codes, scales = unpack_nibbles(small.codes).astype(np.uint8), small.scales.astype(np.float32)
+    codes, scales = (as_torch(one).cpu().numpy() for one in (small.codes, small.scales))
+    codes, scales = unpack_nibbles(codes).astype(np.uint8), scales.astype(np.float32)
     pairs = np.resize(codes[:, ::2] << 4 | codes[:, 1::2], (n, codes.shape[1] // 2))
     scale = np.take(scales, np.arange(n) % scales.shape[1], axis=1)  # [groups, n]
     of_groups = torch.from_numpy(np.stack([scale, np.zeros_like(scale)], axis=2)).to(torch.bfloat16)

@@ -121,7 +121,7 @@ class Launch:
 
     def part(self, arrays: Mapping[str, Any], tokens: np.ndarray) -> dict[str, Any]:
         """The arrays with the rows of these tokens alone."""
-        return {name: array[tokens] if name in self.rows and array is not None else array for name, array in arrays.items()}
+        return {name: each_array(array, lambda one: one[tokens]) if name in self.rows else array for name, array in arrays.items()}
 
     def run(self, ops: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Launch on arrays of a device -> these and the further results."""
@@ -287,15 +287,16 @@ ONE_SET = 2**40  # set_bytes that fill any cache, for kernels that read almost n
 class Measured:
     """A row of `minllm bench kernels`: a launch, the row's variant and case, and its unit.
 
-    benchmark: the stage if "". work, set_bytes, tokens: as in bench/kernel_case.py; None: the launch's bytes. peers: names from
-    bench/torch_peers.py, which get the arrays. tolerance: the largest relative error; None: that of the dtype, 0 for exact results. sample:
-    the number of tokens that the reference computes, of a launch with `rows`.
+    benchmark: the stage if "". stage: the launch's if ""; or "quantised". work, set_bytes, tokens: as in bench/kernel_case.py; None: the
+    launch's bytes. peers: names from bench/torch_peers.py, which get the arrays. tolerance: the largest relative error; None: that of the
+    dtype, 0 for exact results. sample: the number of tokens that the reference computes, of a launch with `rows`.
     """
 
     launch: Launch
     variant: str
     case: str
     benchmark: str = ""
+    stage: str = ""
     unit: str = TB_S
     work: int | None = None
     set_bytes: int | None = None
@@ -305,13 +306,18 @@ class Measured:
     sample: int = 64
 
 
+def each_array(arrays: Any, change: Callable[[np.ndarray], Any]) -> Any:
+    """The host arrays in a NamedTuple or a list, or one of them, changed; anything else stays."""
+    if isinstance(arrays, tuple) and hasattr(arrays, "_fields"):
+        return type(arrays)(*(each_array(one, change) for one in arrays))
+    if isinstance(arrays, (list, tuple)):
+        return type(arrays)(each_array(one, change) for one in arrays)
+    return change(arrays) if isinstance(arrays, np.ndarray) else arrays
+
+
 def on_device(ops: Any, arrays: Any) -> Any:
     """The host arrays in a NamedTuple or a list, or one of them, as ops.array places them; anything else stays."""
-    if isinstance(arrays, tuple) and hasattr(arrays, "_fields"):
-        return type(arrays)(*(on_device(ops, one) for one in arrays))
-    if isinstance(arrays, (list, tuple)):
-        return type(arrays)(on_device(ops, one) for one in arrays)
-    return ops.array(arrays) if isinstance(arrays, np.ndarray) else arrays
+    return each_array(arrays, ops.array)
 
 
 class DryRunArrays:

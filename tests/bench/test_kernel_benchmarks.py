@@ -25,7 +25,7 @@ from minllm.bench.kernel_case import (
 from minllm.bench.kernel_cases import STAGES, attention, kernel_cases
 from minllm.bench.record import Row
 from minllm.bench.timing import REPLAY_BELOW, input_sets, median_seconds
-from minllm.catalogue.matmul import matmul_bytes, matmul_flops
+from minllm.catalogue.matmul.products import matmul_bytes, matmul_flops
 from minllm.catalogue.noise import Noise
 from minllm.catalogue.sampling import RULES
 from minllm.errors import DeviceError, InvalidOptionError

@@ -8,12 +8,12 @@ from minllm.bench.kernel_case import FLOAT32, case_of
 from minllm.bench.kernel_cases import (
     attention,
     quantized_attention,
-    quantized_matmul,
     quantized_prefill,
     tree_attention,
     window_attention,
 )
 from minllm.catalogue import measured_launches, small_launches
+from minllm.catalogue.matmul.quantized_measured import row as quantized_row
 from minllm.kernels.attention import VARIANTS as ATTENTION
 
 TINY_HEADS = dict(heads=4, kv_heads=2, head_dim=16)
@@ -38,16 +38,6 @@ TINY_CASES = [
     window_attention.window_case("int8", 1, 64, 1, heads=2, kv_heads=1, head_dim=16, window=32),
     window_attention.window_case("kivi_int4", 1, 64, 3, heads=1, kv_heads=1, head_dim=32, window=32),
     quantized_prefill.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
-    quantized_matmul.quantized_matmul_case("bfloat16", "chosen", 2, 24, 64),
-    quantized_matmul.quantized_matmul_case("fp8", "flat", 2, 16, 64),
-    quantized_matmul.quantized_matmul_case("int8", "wgmma", 18, 24, 64),
-    *(quantized_matmul.quantized_matmul_case(name, "batched_gemv", 3, 40, 256) for name in ("int4_g128", "nf4")),
-    *(quantized_matmul.quantized_matmul_case(name, "batched_gemv", 2, 24, 128) for name in ("int4", "Q4_1")),
-    quantized_matmul.quantized_matmul_case("int4", "int4_naive", 1, 16, 64),
-    *(quantized_matmul.quantized_matmul_case(name, "tensor_core_gemv", 1, 24, 128) for name in ("int8", "int4_g128", "nf4")),
-    quantized_matmul.quantized_matmul_case("fp8_block", "gemv", 1, 384, 128),  # more rows than are different
-    quantized_matmul.quantized_matmul_case("nf4", "widened", 9, 260, 64),
-    *(quantized_matmul.quantized_matmul_case(name, "wgmma", 9, 48, 128) for name in ("nf4", "Q4_1", "Q8_0")),
 ]
 # A tiny case for each variant that has none above.
 COVERED = {case.variant for case in TINY_CASES}
@@ -65,12 +55,24 @@ def tiny_rows():
     """The rows of the catalogue at tiny sizes; of those that differ by their sizes alone, the first."""
     rows = {}
     for row in measured_launches():
+        if row.stage == "quantised":
+            continue
         launch = tiny(row.launch)
         rows.setdefault((row.benchmark, row.variant, row.peers, row.tolerance, str(launch)), replace(row, launch=launch))
     return rows.values()
 
 
 TINY_CASES += map(case_of, tiny_rows())
+TINY_CASES += [case_of(quantized_row(*one)) for one in (
+    ("bfloat16", "chosen", 2, 24, 64), ("fp8", "flat", 2, 16, 64), ("int8", "wgmma", 18, 24, 64),
+    *((form, "batched_gemv", 3, 40, 256) for form in ("int4/128", "nf4/nested")),
+    *((form, "batched_gemv", 2, 24, 128) for form in ("int4/32", "int4/32_minimums")),
+    ("int4/32", "int4_naive", 1, 16, 64),
+    *((form, "tensor_core_gemv", 1, 24, 128) for form in ("int8", "int4/128", "nf4/nested")),
+    ("fp8_block", "gemv", 1, 384, 128),  # more rows than are different
+    ("nf4/nested", "widened", 9, 260, 64),
+    *((form, "wgmma", 9, 48, 128) for form in ("nf4/nested", "int4/32_minimums", "int8_groups")),
+)]  # fmt: skip
 
 
 def name_of(case) -> str:

@@ -4,7 +4,6 @@ from minllm.bench.kernel_case import KernelCase, case_of
 from minllm.bench.kernel_cases import (
     attention,
     quantized_attention,
-    quantized_matmul,
     quantized_prefill,
     tree_attention,
     window_attention,
@@ -18,7 +17,7 @@ STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activati
 def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:
     """The cases of these stages, in the order in which they run and are recorded."""
     modules = (
-        attention, tree_attention, quantized_attention, window_attention, quantized_prefill, quantized_matmul,
+        attention, tree_attention, quantized_attention, window_attention, quantized_prefill,
     )  # fmt: skip
     every = [case for module in modules for case in module.cases()]
     every += map(case_of, measured_launches())

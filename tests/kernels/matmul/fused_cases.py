@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from minllm.catalogue.matmul import EPSILON
+from minllm.catalogue.matmul.products import EPSILON
 from minllm.kernels.matmul.flat import fused
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minllm.catalogue.matmul import EPSILON
+from minllm.catalogue.matmul.products import EPSILON
 from tests.kernels.rope.oracles import turned
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm.catalogue.matmul import product
+from minllm.catalogue.matmul.products import product
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.gemv.gemv import matmul_gemv

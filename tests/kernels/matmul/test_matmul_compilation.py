@@ -6,7 +6,7 @@ What holds for every kernel (no spills, registers, wide loads) is asked in tests
 import pytest
 
 from minllm.catalogue import machine_code
-from minllm.catalogue.matmul import product
+from minllm.catalogue.matmul.products import product
 from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.gemv import gemv
 from minllm.runtime.machine_code import opcodes

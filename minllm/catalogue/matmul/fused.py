@@ -1,0 +1,164 @@
+"""GEMMs with what engines fuse around them: norms, residual streams, and queries, keys and values on the way to their places."""
+
+import numpy as np
+
+from minllm.catalogue.launch import (
+    Launch,
+    Moved,
+    calls,
+    describes,
+    in_place,
+    returns,
+)
+from minllm.catalogue.matmul.products import EPSILON, matmul_flops, normed, whole_numbers
+from minllm.catalogue.rope import table
+from minllm.catalogue.rows import BFLOAT16, FLOAT32
+from minllm.kernels.activation.silu import silu_and_multiply_reference
+from minllm.kernels.kv.layout import by_slot
+from minllm.kernels.matmul.flat import fused
+from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
+from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append as launch_gemv_qkv
+from minllm.kernels.matmul.reference import matmul_reference
+from minllm.kernels.rope.rotate import rope_reference
+
+
+@describes
+def gemv_qkv_rope_append(m, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False, skip=True, tiling=None):
+    """Queries, turned, and keys and values in the cache, from the RMSNorm of x. skip: the last of several tokens has no slot."""
+    width = (heads + 2 * kv_heads) * head_dim
+
+    def arrays(noise):
+        x, norm, weight = noise.array((m, k), dtype), noise.array((k,), dtype), noise.array((width, k), dtype)
+        slots = noise.random.permutation(12)[:m].astype(np.int32)
+        slots[m - 1 :] = -1 if skip and m > 1 else slots[m - 1]
+        caches = {name: noise.array((3, 4, kv_heads, head_dim), dtype) for name in ("key_cache", "value_cache")}
+        places = dict(positions=np.arange(m, dtype=np.int32)[::-1].copy(), slot_mapping=slots, cos_sin=table(m, head_dim))
+        given = dict(x=x, norm=norm, weight=weight, bias=noise.array((width,), dtype) if bias else None)
+        return given | places | dict(query=noise.unwritten((m, heads, head_dim), dtype)) | caches
+
+    def reference(x, norm, weight, bias, positions, slot_mapping, cos_sin, key_cache, value_cache):
+        qkv = matmul_reference(normed(x, norm), weight, bias, np.float32).reshape(m, -1, head_dim)
+        turned, kept = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin), slot_mapping >= 0
+        by_slot(key_cache)[slot_mapping[kept]] = turned[kept, heads:].astype(dtype)
+        by_slot(value_cache)[slot_mapping[kept]] = qkv[kept, heads + kv_heads :].astype(dtype)
+        return dict(query=turned[:, :heads].astype(dtype))
+
+    return Launch(
+        arrays,
+        call=calls(launch_gemv_qkv, epsilon=EPSILON, tiling=tiling),
+        reference=in_place(reference, "key_cache", "value_cache"),
+        moved={} if skip else qkv_gemv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling),
+    )
+
+
+def qkv_gemv_moved(m, heads, kv_heads, head_dim, k, b, tiling):
+    """What it moves if no warps share a row of weight: each warp asks for x, the norm, and the angles of its pairs."""
+    n = (heads + 2 * kv_heads) * head_dim
+    warps, kept = n // tiling.rows, m * kv_heads * head_dim * b
+    index = 32 * 4 * m * warps
+    inputs = dict(x=m * k * b * warps, norm=m * k * b * warps, weight=n * k * b)
+    places = dict(positions=index, slot_mapping=index, cos_sin=index * tiling.rows)
+    results = dict(query=m * heads * head_dim * b, key_cache=kept, value_cache=kept)
+    return Moved(inputs | places | results, dict(x=m * k * b, norm=k * b, positions=4 * m, slot_mapping=4 * m, cos_sin=m * head_dim * 4))
+
+
+# Each thread of the fused kernels' epilogue asks for an item of eight outputs before it knows whether the item is its own.
+EPILOGUE_THREADS = 128
+
+
+@describes
+def linear_add(m, n, k, dtype=BFLOAT16, tiling=None):
+    """A flat GEMM of whole numbers, whose result is added to the residual stream; its norm is left unfinished."""
+
+    def arrays(noise):
+        shapes = dict(x=(m, k), weight=(n, k), residual=(m, n), norm=(n,))
+        return {name: whole_numbers(noise, shape, dtype) for name, shape in shapes.items()} | dict(bias=None)
+
+    def reference(x, weight, residual, norm):
+        stream = matmul_reference(x, weight, out_dtype=np.float32) + residual.astype(np.float32)
+        rows = fused.choose_fused_tiling(m, n, k).rows if tiling is None else tiling.rows
+        squares = np.square(stream).reshape(m, -1, rows).sum(axis=2).T.copy()
+        return stream.astype(dtype), (stream * norm.astype(np.float32)).astype(dtype), squares
+
+    call = calls(fused.linear_add, epsilon=EPSILON, tiling=tiling)
+    moved = {} if tiling is None else linear_add_moved(m, n, k, dtype.itemsize, tiling)
+    return Launch(arrays, call, returns(("stream", "scaled", "squares"), reference), moved, exact=True)
+
+
+def linear_add_moved(m, n, k, b, tiling):
+    """What it moves, if tiles are whole."""
+    tiles, out = n // tiling.rows, m * n * b
+    items = tiles * tiling.splits * EPILOGUE_THREADS * 8 * b
+    asked = dict(x_map=m * k * b * tiles, weight_map=n * k * b, residual=items, norm=items, out=out, scaled=out, out_squares=4 * m * tiles)
+    return Moved(asked, dict(x_map=m * k * b, residual=out, norm=n * b), matmul_flops(m, n, k))
+
+
+def deferred(scaled, squares=None):
+    """A DeferredNorm for GEMMs, which do not read its stream; `scaled` itself without squares."""
+    return scaled if squares is None else DeferredNorm(scaled, scaled, squares, EPSILON)
+
+
+def finished(scaled, squares=None):
+    """The norm of a DeferredNorm in float32."""
+    x = scaled.astype(np.float32)
+    return x if squares is None else x / np.sqrt(squares.sum(axis=0)[:, None] / x.shape[1] + np.float32(EPSILON))
+
+
+def unfinished(noise, m, k, parts, dtype):
+    """The rows of x, of whole numbers, and squares in parts if there are any."""
+    squares = dict(squares=np.abs(noise.array((parts, m), FLOAT32)) + FLOAT32.type(1)) if parts else {}
+    return dict(scaled=whole_numbers(noise, (m, k), dtype)) | squares
+
+
+@describes
+def gated_of_deferred_norm(m, n, k, parts, dtype=BFLOAT16, tiling=None):
+    """silu(y @ gate.T) * (y @ up.T), y being a norm with squares in parts that the kernel finishes."""
+
+    def arrays(noise):
+        return unfinished(noise, m, k, parts, dtype) | dict(gate_up=noise.array((2 * n, k), dtype), out=noise.unwritten((m, n), dtype))
+
+    def call(ops, gate_up, out, **x):
+        fused.gated(deferred(**x), gate_up, out, stream=ops.stream, tiling=tiling)
+
+    def reference(scaled, squares, gate_up):
+        return silu_and_multiply_reference(matmul_reference(finished(scaled, squares), gate_up, out_dtype=np.float32)).astype(dtype)
+
+    return Launch(arrays, call, returns(("out",), reference), moved={})
+
+
+@describes
+def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT16, tiling=None):
+    """Queries, turned, and keys and values in the cache; of normalised rows, or of a norm with squares in parts, which is finished here."""
+    width = (heads + 2 * kv_heads) * head_dim
+
+    def arrays(noise):
+        slots = np.arange(m, dtype=np.int32)
+        caches = {name: noise.array((-(-m // 4), 4, kv_heads, head_dim), dtype) for name in ("key_cache", "value_cache")}
+        places = dict(positions=slots % 4, slot_mapping=slots, cos_sin=table(4, head_dim))
+        given = unfinished(noise, m, k, parts, dtype) | dict(weight=whole_numbers(noise, (width, k), dtype))
+        return given | places | dict(query=noise.unwritten((m, heads, head_dim), dtype)) | caches
+
+    def call(ops, weight, positions, slot_mapping, cos_sin, query, key_cache, value_cache, **x):
+        places = positions, slot_mapping, cos_sin, query, key_cache, value_cache
+        fused.qkv_rope_append(deferred(**x), weight, None, *places, stream=ops.stream, tiling=tiling)
+
+    def reference(scaled, weight, positions, slot_mapping, cos_sin, key_cache, value_cache, squares=None):
+        qkv = matmul_reference(finished(scaled, squares), weight, out_dtype=np.float32).reshape(m, -1, head_dim)
+        turned = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin)
+        by_slot(key_cache)[slot_mapping] = turned[:, heads:].astype(dtype)
+        by_slot(value_cache)[slot_mapping] = qkv[:, heads + kv_heads :].astype(dtype)
+        return dict(query=turned[:, :heads].astype(dtype))
+
+    moved = {} if tiling is None else flat_qkv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling)
+    return Launch(arrays, call, in_place(reference, "key_cache", "value_cache"), moved)
+
+
+def flat_qkv_moved(m, heads, kv_heads, head_dim, k, b, tiling):
+    """What it moves, if tiles are whole, of eight tokens at four positions."""
+    n, kept = (heads + 2 * kv_heads) * head_dim, m * kv_heads * head_dim * b
+    blocks, turned = (count * head_dim // tiling.rows * tiling.splits for count in (heads + 2 * kv_heads, heads + kv_heads))
+    index = 4 * EPILOGUE_THREADS * blocks
+    asked = dict(x_map=m * k * b * n // tiling.rows, weight_map=n * k * b, positions=index, slot_mapping=index)
+    asked |= dict(cos_sin=EPILOGUE_THREADS * 16 * 4 * turned, query=m * heads * head_dim * b, key_cache=kept, value_cache=kept)
+    different = dict(x_map=m * k * b, positions=4 * m, slot_mapping=4 * m, cos_sin=4 * head_dim * 4)
+    return Moved(asked, different, matmul_flops(m, n, k))

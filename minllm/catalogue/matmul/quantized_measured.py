@@ -1,0 +1,144 @@
+"""The measured GEMMs of quantised weights, beside PyTorch's: each format, number of rows and variant.
+
+x is quantised before the measurement, for minllm's kernels and for the peers; only tensor_core_gemv quantises its row of x itself. A weight
+repeats the rows of a smaller one, which is faster to quantise and to multiply.
+"""
+
+import functools
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+from minllm.catalogue.launch import MICROSECONDS, Launch, Measured, describes, returns
+from minllm.catalogue.matmul.products import product
+from minllm.catalogue.matmul.quantized import family, quantized_product, weight_of
+from minllm.catalogue.noise import WithoutContents
+from minllm.catalogue.rows import BFLOAT16
+from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.fp8_block import BLOCK as FP8_BLOCK
+
+DISTINCT_ROWS = 256  # of a weight
+SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # the four matrices of a layer of an 8B model, outputs x inputs
+LABELS = {
+    "int4/32": "int4 in groups of 32", "int4/128": "int4 in groups of 128", "nf4/nested": "nf4", "int4/32_minimums": "Q4_1",
+    "int8_groups": "Q8_0",
+}  # fmt: skip
+PEERS = {
+    "bfloat16": ("cuBLAS",), "fp8": ("_scaled_mm, per tensor", "_scaled_mm, per row"), "int8": ("_int_mm",),
+    "int4/128": ("_weight_int4pack_mm",),
+}  # fmt: skip
+VARIANTS = {  # format -> rows of x -> variants to measure
+    "bfloat16": {rows: ("chosen",) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)},
+    **dict.fromkeys(("fp8", "int8"), {
+        1: ("gemv", "flat", "wgmma", "tensor_core_gemv"), **dict.fromkeys((2, 4, 8, 16, 32), ("flat",)),
+        **dict.fromkeys((64, 128, 256), ("flat", "wgmma")), 2048: ("wgmma",),
+    }),
+    "fp8_block": {
+        1: ("gemv",), **dict.fromkeys((2, 8), ("gemv", "wgmma")), **dict.fromkeys((16, 256), ("wgmma",)),
+        **dict.fromkeys((64, 2048), ("wgmma", "widened")),
+    },
+    "int4/128": {
+        1: ("gemv", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)), **dict.fromkeys((8, 16), ("batched_gemv", "wgmma")),
+        **dict.fromkeys((32, 64, 128), ("wgmma",)), **dict.fromkeys((256, 2048), ("widened", "wgmma")),
+    },
+    "int4/32": {
+        1: ("gemv", "int4_naive", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)),
+        **dict.fromkeys((8, 16), ("batched_gemv", "wgmma")), **dict.fromkeys((32, 64, 128, 256, 2048), ("wgmma",)),
+    },
+    "nf4/nested": {
+        1: ("gemv", "wgmma", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)), 8: ("gemv", "batched_gemv", "wgmma"),
+        16: ("batched_gemv", "wgmma"), **dict.fromkeys((32, 64, 128), ("wgmma",)), **dict.fromkeys((256, 2048), ("wgmma", "widened")),
+    },
+    "int4/32_minimums": {
+        1: ("tensor_core_gemv",), **dict.fromkeys((2, 4, 8, 16), ("batched_gemv", "wgmma")), **dict.fromkeys((32, 64, 128), ("wgmma",)),
+        **dict.fromkeys((256, 2048), ("wgmma", "widened")),
+    },
+    "int8_groups": {
+        1: ("gemv",), 2: ("gemv", "wgmma"), **dict.fromkeys((4, 8, 16, 32, 64, 128), ("wgmma",)),
+        **dict.fromkeys((256, 2048), ("wgmma", "widened")),
+    },
+}  # fmt: skip
+
+
+@describes
+def chosen_product(m, n, k, dtype=BFLOAT16):
+    """x @ weight.T of plain weights by the variant that engines choose."""
+    kernels, of_any_variant = WEIGHT_FORMATS[dtype.name].kernels, product("naive", m, n, k, dtype)
+
+    def call(ops, x, weight, out):
+        kernels.variants[kernels.choose(x, weight)](x, weight, out, None, ops.stream)
+
+    return replace(of_any_variant, call=call)
+
+
+@describes
+def repeated_product(variant, form, m, n, k, dtype=BFLOAT16):
+    """quantized_product of a weight that repeats the rows of `small`."""
+    distinct = min(n, DISTINCT_ROWS)
+    of_small = quantized_product(variant, form, m, distinct, k, dtype)
+
+    def arrays(noise):
+        given = of_small.arrays(noise)
+        small, out = given["weight"], noise.unwritten((m, n), dtype)
+        return given | dict(weight=repeated(form, small, n, k), out=out, small=small)
+
+    def reference(x, small):
+        return np.take(of_small.reference(x=x, weight=small)["out"], np.arange(n) % distinct, axis=1)
+
+    return Launch(
+        arrays,
+        call=lambda ops, x, weight, out, small: of_small.call(ops, x=x, weight=weight, out=out),
+        reference=returns(("out",), reference),
+        moved={},
+        rows=("out", "x"),
+        slack=of_small.slack,
+    )
+
+
+def repeated(form, small, n, k):
+    """A weight [n, k] that repeats the rows of a smaller one."""
+    like = weight_of(WithoutContents(), form, n, k)
+    whole = type(small)(*(None if one is None else repeated_to(other.shape, one) for one, other in zip(small, like, strict=True)))
+    if form == "fp8_block":  # blocks holds the row of scales for each output
+        return whole._replace(blocks=np.arange(n, dtype=np.int32) // FP8_BLOCK)
+    if family(form) == "nf4":
+        return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[0]))
+    return whole
+
+
+def repeated_to(shape, array):
+    """An array of this shape that repeats a smaller one along each axis."""
+    for axis, extent in enumerate(shape):
+        if extent != array.shape[axis]:
+            array = np.take(array, np.arange(extent) % array.shape[axis], axis)
+    return array
+
+
+@functools.cache
+def weight_bytes(form, n, k):
+    """The bytes of a weight's arrays."""
+    return sum(one.nbytes for one in weight_of(WithoutContents(), form, n, k) if one is not None)
+
+
+def row(form, variant, m, n, k):
+    """The row of the product of x [m, k] and a weight [n, k]; form: one of quantized.py's, or "bfloat16"."""
+    if form == "bfloat16":
+        launch, of_weight = chosen_product(m, n, k), n * k * BFLOAT16.itemsize
+    else:
+        launch, of_weight = repeated_product(variant, form, m, n, k), weight_bytes(form, n, k)
+    moved = of_weight + m * (k + n) * BFLOAT16.itemsize
+    return Measured(
+        launch, variant, f"{m} row{'' if m == 1 else 's'} x {n}x{k}, {LABELS.get(form, form)}", benchmark="matmul, quantised",
+        stage="quantised", unit=MICROSECONDS, work=moved, set_bytes=moved, peers=PEERS.get(form, ()), sample=16,
+    )  # fmt: skip
+
+
+def measured():
+    """The four GEMMs of a layer in every format, and large square GEMMs in 8 bits."""
+    for form, by_rows in VARIANTS.items():
+        for m, variants in by_rows.items():
+            for (n, k), variant in itertools.product(SHAPES, variants):
+                yield row(form, variant, m, n, k)
+    for form in ("fp8", "int8", "fp8_block"):
+        yield row(form, "wgmma", 8192, 8192, 8192)
