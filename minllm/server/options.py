@@ -42,6 +42,10 @@ class ServerOptions:
     deadline: float | None = None
     """Seconds after which a request ends, unless its own deadline is sooner."""
 
+    refuse_late: bool = False
+    """Refuse a request at once, with status 429, if it would end after its deadline, judged by its place in the queue and by the time that
+    completions took lately."""
+
     io_seconds: float = 60.0
     """Seconds that a client may take to send a body, or to read a part of its answer, before its request ends."""
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from minllm.server import access
 from minllm.server.admission import Admission
+from minllm.server.deadline_admission import DeadlineAdmission
 from minllm.server.engine_client import EngineClient, Job
 from minllm.server.errors import ApiError, error_from_failure
 from minllm.server.metrics import Metrics, RequestTimes
@@ -36,8 +37,9 @@ class Server:
         self.options, self.engine = options, engine
         self.created, self.parsing = int(time.time()), asyncio.Lock()
         self.model_name = options.served_model_name or ("bundled" if model is None else Path(model).name)
-        most = engine.client.card["max_num_seqs"] + options.max_queued
-        self.admission = Admission(most, options.max_per_key, options.max_completions)
+        places = engine.client.card["max_num_seqs"]
+        deadlines = DeadlineAdmission(places) if options.refuse_late else None
+        self.admission = Admission(places + options.max_queued, options.max_per_key, options.max_completions, deadlines)
         self.metrics = Metrics(self.model_name, self.card["max_model_len"])
         engine.client.on_frame = self.metrics.step_tokens.observe
 
@@ -69,10 +71,11 @@ class Server:
     @contextmanager
     def generating(self, requests: list[EngineRequest], who: str) -> Iterator["Generation"]:
         """Runs requests while the context is open; those that have not ended then are aborted. Raises ApiError and EngineDeadError."""
-        with self.admission.admitted(who, sum(request.params.num_generated for request in requests)):
+        with self.admission.admitted(who, sum(request.params.num_generated for request in requests), requests[0].deadline):
             self.engine.check_alive()
             job = self.engine.client.submit(requests)
-            generation = Generation(job, [RequestTimes(self.metrics, one.params.n, one.params.max_tokens) for one in requests])
+            times = [RequestTimes(self.metrics, one.params.n, one.params.max_tokens) for one in requests]
+            generation = Generation(job, times, self.admission.deadlines)
             try:
                 yield generation
             finally:
@@ -84,8 +87,8 @@ class Server:
 class Generation:
     """The updates of a call's requests, and what they used."""
 
-    def __init__(self, job: Job, times: list[RequestTimes]):
-        self._job, self._times = job, times
+    def __init__(self, job: Job, times: list[RequestTimes], deadlines: DeadlineAdmission | None = None):
+        self._job, self._times, self._deadlines = job, times, deadlines
         self.num_open = len(times)
         self.heads: list[Head | None] = [None] * len(times)
         self.num_generated = [0] * len(times)
@@ -97,6 +100,8 @@ class Generation:
                 self._times[index].observe(update, received)
                 self.num_generated[index] += sum([len(delta.token_ids) for delta in update.deltas])
                 self.num_open -= update.finished
+                if self._deadlines is not None and update.timing is not None:
+                    self._deadlines.observe(update.timing.prefill + update.timing.decode)
                 if update.head is not None:
                     self.heads[index] = update.head
                 if update.failure is not None:

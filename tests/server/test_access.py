@@ -6,6 +6,7 @@ import pytest
 from minllm.errors import InvalidOptionError
 from minllm.server.access import caller, check_host, salt
 from minllm.server.admission import Admission
+from minllm.server.deadline_admission import DeadlineAdmission
 from minllm.server.errors import ApiError
 from minllm.server.options import ServerOptions
 from tests.server.serving import serving
@@ -71,6 +72,32 @@ def test_admission_counts_open_completions():
         with admission.admitted("b", 1):
             assert admission.open.total() == 4
     assert not admission.open
+
+
+def test_a_request_that_would_be_late_is_refused():
+    deadlines = DeadlineAdmission(places=2)
+    admission = Admission(most=9, most_per_key=None, most_per_request=9, deadlines=deadlines)
+    with admission.admitted("a", 1, 1e-9):  # nothing has ended yet, so nothing is known
+        pass
+    deadlines.observe(3.0)
+    with admission.admitted("a", 2), admission.admitted("a", 2):  # 3 s for two of them, then 3 s for the others
+        with admission.admitted("a", 2, 9.0):
+            pass
+        with pytest.raises(ApiError, match="after its deadline of 8.9 s: 4 completions are before it") as caught, admission.admitted("a", 2, 8.9):
+            pass
+    assert caught.value.status == 429 and not admission.open
+    for _ in range(100):
+        deadlines.observe(1.0)
+    assert abs(deadlines.seconds - 1) < 0.001
+
+
+def test_late_requests_are_refused_over_http(llm):
+    with serving(llm, refuse_late=True) as served, httpx.Client(base_url=served.address, timeout=30) as http:
+        assert http.post("/v1/completions", json=BODY | {"max_tokens": 50, "ignore_eos": True}).status_code == 200
+        assert served.server.admission.deadlines.seconds > 0
+        refused = http.post("/v1/completions", json=BODY | {"deadline": 1e-6})
+        assert refused.status_code == 429 and "deadline" in refused.json()["error"]["message"]
+        assert http.post("/v1/completions", json=BODY | {"deadline": 30}).status_code == 200
 
 
 @pytest.mark.parametrize(
