@@ -1,7 +1,7 @@
 """Write the data of the site's calculators and `minllm plan`: GPUs, models and measurements.
 
     minllm/data/measurements.json               from docs/results: ceilings, and the times of whole models and all-reduces, by GPU
-    docs/assets/javascripts/hardware.json       data sheets, dense shapes of models/shapes.py, measured kernels and steps
+    docs/assets/javascripts/hardware.json       data sheets, shapes of models/shapes.py, measured kernels and steps
 
 Run it after `python tools/record.py` and after a change of either table; a test detects a missing run.
 """
@@ -140,15 +140,14 @@ def work(benchmark: str, sizes: list[int], item: int = 2) -> tuple[int, int]:
 def hardware_text() -> str:
     """The content of hardware.json."""
     from minllm.machine.hardware import GPUS
-    from minllm.models.shapes import SHAPES, named_config, shape_values
+    from minllm.models.shapes import SHAPES, shape_values
     from minllm.planning.formats import kv_format_tables, weight_format_tables
 
-    dense = [name for name in SHAPES if not named_config(name).num_experts]  # the calculators count no experts
     tables = dict(
         gpus={name: asdict(gpu) | nccl_table(gpu.short_name) for name, gpu in GPUS.items()},
         weight_formats=weight_format_tables(),
         kv_formats=kv_format_tables(),
-        presets={name: shape_values(name) for name in (*dense, "bundled")},
+        presets={name: shape_values(name) for name in (*SHAPES, "bundled")},
         measured_kernels=measured_kernels(),
         measured_steps=measured_steps(),
         measured_splits=measured_splits(),

@@ -20,8 +20,11 @@ def as_text(title: str, rows: list[tuple[str, str]]) -> Text:
     return text
 
 
-def plan_rows(plan: Plan) -> list[tuple[str, str]]:
-    """(name, value) for every line of the card; a line with an empty name continues the one above."""
+def plan_rows(plan: Plan, predicted_ms: float | None = None) -> list[tuple[str, str]]:
+    """(name, value) for every line of the card; a line with an empty name continues the one above.
+
+    predicted_ms: the predicted time of the decode step, if there is one.
+    """
     wishes = plan.wishes
     each = " a GPU" if wishes.gpus > 1 else ""
     used = plan.weight_bytes + plan.kv_bytes + plan.activation_bytes
@@ -40,6 +43,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("limits", f"{plan.bandwidth_tb_s:.4g} TB/s ({plan.bandwidth_source}), {plan.tflops:.4g} TFLOP/s ({plan.tflops_source})"),
         *([("stages", stages_line(plan))] if wishes.pipeline_parallel > 1 else []),
         ("decode step", floor_line(plan.decode)),
+        *([("", predicted_words(predicted_ms))] if predicted_ms is not None else []),
         *[("", line) for line in link_lines(plan.decode)],
         ("", f"{counted(wishes.batch, 'token')}, at most {plan.decode.tokens_per_s:,.0f} tokens a second"),
         ("", f"up to a batch of about {plan.ridge_batch:,.0f} reading the weights takes longer than multiplying them"),
@@ -122,6 +126,11 @@ def stages_line(plan: Plan) -> str:
     stages = plan.wishes.pipeline_parallel
     parts = counted(min(stages, plan.wishes.batch), "micro-batch", "micro-batches")
     return f"{stages} of equal numbers of layers; in a decode step of {parts} each waits {100 * plan.decode.bubble:.0f} % of the time"
+
+
+def predicted_words(ms: float) -> str:
+    """The predicted time of a decode step."""
+    return f"about {milliseconds(ms)} with minllm's kernels in a CUDA graph, predicted"
 
 
 def link_lines(floor: Floor) -> list[str]:

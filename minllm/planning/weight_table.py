@@ -5,15 +5,15 @@ from typing import NamedTuple
 from rich.console import Group
 from rich.table import Table
 
-from minllm.costs.step_time import ALIKE, COMPARED, DECODING, StepRates, decode_step_seconds, most_sequences_ahead, sequences_alike
+from minllm.costs.step_time import ALIKE, COMPARED, DECODING, decode_step_seconds, most_sequences_ahead, sequences_alike
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
+from minllm.planning.predicted import step_rates
 from minllm.weights.formats import WEIGHT_FORMATS
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PAIRS = tuple((name, other) for name in DECODING for other in ("int8", "bfloat16"))
-HOPPERS = ("NVIDIA H100", "NVIDIA H200")
 
 
 class StepsByFormat(NamedTuple):
@@ -28,11 +28,13 @@ class StepsByFormat(NamedTuple):
 def compare_weights(config: ModelConfig, gpu_name: str, gpu: Gpu, context: int) -> StepsByFormat:
     """Steps of sequences with `context` tokens.
 
-    Raises InvalidOptionError except for Hopper: other GPUs' kernels were not measured.
+    Raises InvalidOptionError except for Hopper, and for models with experts: other kernels were not measured.
     """
-    if not gpu_name.startswith(HOPPERS):
+    rates = step_rates(gpu)
+    if rates is None:
         raise InvalidOptionError(f"--formats supports only Hopper's kernels for quantised weights; {gpu_name} uses others: omit it.")
-    rates = StepRates.of(gpu.ceiling_tb_s, gpu.measured_bf16_tflops or gpu.bf16_tflops)
+    if config.num_experts:
+        raise InvalidOptionError("--formats compares feed-forwards; kernels for quantised experts were not measured: omit it.")
     steps = {
         batch: {name: 1e3 * decode_step_seconds(config, batch, context, rates, WEIGHT_FORMATS[name]) for name in COMPARED}
         for batch in BATCHES

@@ -114,6 +114,22 @@ def test_experts_that_a_batch_touches():
     assert costs.active_parameters(named_config("llama-3.1-8b")) == 8_030_261_248
 
 
+def test_the_stages_of_experts_by_hand():
+    """4 experts of width 3 on 5 hidden elements, 2 per token, 2 layers; 2 tokens touch 4 (1 - 1/4) = 3 of them; 16 bits."""
+    values = dict(SMALL, model_type="qwen2_moe", hidden_size=5, num_hidden_layers=2, moe_intermediate_size=3, num_experts=4)
+    config = parse_model_config(values | dict(num_experts_per_tok=2, shared_expert_intermediate_size=7, head_dim=2))
+    stages = {stage.name: stage for stage in costs.decode_stages(config, batch=2, context=1)}
+    assert touched_experts(config, 2) == 3
+    assert stages["router"].weight_bytes == 2 * 2 * (4 + 1) * 5  # with the gate of the shared expert
+    assert stages["router"].flops == 2 * 2 * 2 * (4 + 1) * 5
+    assert stages["expert up projections"].weight_bytes == 2 * 2 * 3 * (2 * 3 * 5)
+    assert stages["expert down projections"].weight_bytes == 2 * 2 * 3 * (3 * 5)
+    assert stages["expert up projections"].flops == 2 * 2 * (2 * 2) * (2 * 3 * 5)
+    assert stages["shared expert up projection"].weight_bytes == 2 * 2 * (2 * 7 * 5)
+    router = next(one for one in costs.decode_stages(named_config("qwen3-30b-a3b")) if one.name == "router")
+    assert router.weight_bytes == 48 * 128 * 2048 * 2
+
+
 def test_prefill_of_one_token_computes_what_a_decode_step_does():
     config = named_config("llama-3.2-1b")
     assert costs.prefill(config, 1).flops == costs.decode_step(config, 1, 1).flops

@@ -18,7 +18,7 @@ WINDOWED = dict(
     model_type="mistral", vocab_size=1000, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8,
     num_key_value_heads=2, sliding_window=50,
 )  # fmt: skip
-MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b", "gpt2", "bundled", WINDOWED)
+MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b", "qwen3-30b-a3b", "gpt2", "bundled", WINDOWED)
 
 
 def random_case(rng: random.Random) -> dict:

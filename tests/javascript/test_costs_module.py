@@ -19,7 +19,7 @@ PLAN = {
     "kvToken": "kv_bytes_per_token", "allKvToken": "all_kv_bytes_per_token", "ungroupedKvToken": "ungrouped_kv_bytes_per_token",
     "activations": "activation_bytes", "memory": "memory_bytes", "budget": "budget_bytes", "fits": "fits", "largestBatch": "largest_batch",
     "bandwidth": "bandwidth_tb_s", "bandwidthSource": "bandwidth_source", "tflops": "tflops", "tflopsSource": "tflops_source",
-    "ridgeBatch": "ridge_batch",
+    "ridgeBatch": "ridge_batch", "activeParameters": "active_parameters", "touchedExperts": "touched_experts",
 }  # fmt: skip
 FLOOR = {
     "bytes": "bytes", "flops": "flops", "memoryMs": "memory_ms", "computeMs": "compute_ms", "linkMs": "link_ms", "floorMs": "floor_ms",
@@ -33,7 +33,7 @@ STAGE = {
 
 def random_values(rng: random.Random) -> dict:
     """A config.json of any family, with every option that changes a count sometimes set and sometimes left to its default."""
-    family = rng.choice(["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2"])
+    family = rng.choice(["llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3_text", "gpt2"])
     kv_heads, group, head_dim = rng.choice([1, 2, 3, 4, 8]), rng.choice([1, 2, 4, 5, 8]), rng.choice([2, 8, 32]) * rng.randint(4, 12)
     heads, layers = kv_heads * group, rng.randint(1, 90)
     if family == "gpt2":
@@ -54,6 +54,11 @@ def random_values(rng: random.Random) -> dict:
     if family.startswith("qwen"):
         window = rng.choice([None, rng.randint(1, 5000)])
         values |= sometimes(rng, use_sliding_window=True, sliding_window=window, max_window_layers=rng.randint(0, 60))
+    if family.endswith("moe"):
+        experts = rng.randint(1, 200)
+        values |= sometimes(rng, qkv_bias=False, moe_intermediate_size=8 * rng.randint(1, 300), norm_topk_prob=True)
+        values |= {rng.choice(["num_experts", "num_local_experts"]): experts, "num_experts_per_tok": rng.randint(1, experts)}
+        values |= sometimes(rng, shared_expert_intermediate_size=8 * rng.randint(1, 900)) if family == "qwen2_moe" else {}
     if family != "llama":
         has_window = values.get("sliding_window", 4096) and (not family.startswith("qwen") or "use_sliding_window" in values)
         kinds = ["full_attention", "sliding_attention"] if has_window else ["full_attention"]

@@ -11,7 +11,7 @@ from minllm.models.shapes import shape_values
 from tests.javascript.modules import needs_javascript, run
 
 CASES = 200
-MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b", "gpt2", "bundled")
+MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b", "qwen3-30b-a3b", "gpt2", "bundled")
 
 
 def random_case(rng: random.Random) -> dict:

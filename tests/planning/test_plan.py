@@ -25,6 +25,7 @@ from minllm.planning import card
 from minllm.planning.formats import best_rate
 from minllm.planning.measured import comparisons
 from minllm.planning.plan import Wishes, forward_bytes, largest_batch, make_plan
+from minllm.planning.predicted import predicted_step_ms
 from minllm.planning.weight_table import compare_weights
 
 ROOT = Path(__file__).parents[2]
@@ -394,3 +395,20 @@ def test_formats_are_printed_and_refused_before_anything_else(capsys):
     refused = runner.invoke(cli.app, [*command, "t4"])
     assert refused.exit_code != 0 and "memory " not in refused.output
     assert "supports only Hopper's kernels for quantised weights" in refused.output
+    refused = runner.invoke(cli.app, ["plan", "qwen3-30b-a3b", "--formats", "--gpu", "h200"])
+    assert refused.exit_code != 0 and "kernels for quantised experts were not measured" in refused.output
+
+
+def test_a_step_is_predicted_where_its_kernels_were_measured():
+    """In 16 bits on one Hopper GPU; above the floor, and as the calls of costs/step_time.py say."""
+    config, (_, h200) = named_config("qwen3-30b-a3b"), gpu_named("h200")
+    wishes = Wishes(batch=16, context=1024)
+    predicted = predicted_step_ms(config, h200, wishes)
+    assert predicted == pytest.approx(10.96, abs=0.01) and predicted > make_plan(config, h200, wishes).decode.floor_ms
+    for other in (dict(tensor_parallel=2), dict(pipeline_parallel=2), dict(dtype="int8"), dict(kv_dtype="int8"), dict(dtype="float32")):
+        assert predicted_step_ms(config, h200, replace(wishes, **other)) is None
+    assert predicted_step_ms(config, gpu_named("t4")[1], wishes) is None
+    result = invoke("qwen3-30b-a3b", "--gpu", "h200", "--batch", 16, "--context", 1024, "--json", "-")
+    assert "about 11 ms with minllm's kernels in a CUDA graph, predicted" in result.stderr
+    assert json.loads(result.stdout)["predicted_ms"] == predicted
+    assert "in a CUDA graph" not in invoke("llama-3.1-8b", "--gpu", "t4").stdout

@@ -94,6 +94,13 @@ function verdict(plan, wishes) {
   return `It does not fit: ${bytes(used - plan.budget)} too much${each}.`;
 }
 
+// The weights' numbers, and with experts how many of them a token multiplies by and a decode step reads.
+function numbersLine(plan) {
+  const count = `${figures(plan.parameters / 1e9)} billion`;
+  if (plan.touchedExperts === null) return count;
+  return `${count}, of which a token multiplies by ${figures(plan.activeParameters / 1e9)} billion; a decode step reads about ${figures(plan.touchedExperts)} experts of each layer`;
+}
+
 function tokenLine(plan) {
   const ratio = plan.ungroupedKvToken / plan.allKvToken;
   if (ratio === 1) return bytes(plan.allKvToken);
@@ -117,13 +124,13 @@ function figuresOf({ plan, wishes, error }) {
   if (error) return [error];
   const cost = wishes.pricePerHour === null ? [] : [`${figures(plan.decode.cost)} generated, ${figures(plan.prefill.cost)} read`];
   return [
-    verdict(plan, wishes), tokenLine(plan), plan.largestBatch ? plan.largestBatch.toLocaleString("en") : "none", floorLine(plan.decode),
+    verdict(plan, wishes), numbersLine(plan), tokenLine(plan), plan.largestBatch ? plan.largestBatch.toLocaleString("en") : "none", floorLine(plan.decode),
     figures(plan.decode.tokensPerS), crossingLine(plan.decode), floorLine(plan.prefill), figures(plan.ridgeBatch),
     `${figures(plan.bandwidth)} TB/s (${plan.bandwidthSource}), ${figures(plan.tflops)} TFLOP/s (${plan.tflopsSource})`, ...cost,
   ];
 }
 
-const FIGURES = ["Memory", "Bytes of a token's keys and values", "Largest batch at this context", "Decode step, at least", "Tokens per second, at most",
+const FIGURES = ["Memory", "Numbers of the weights", "Bytes of a token's keys and values", "Largest batch at this context", "Decode step, at least", "Tokens per second, at most",
   "Sent by each GPU in a decode step, at most", "Prefill of one such prompt, at least", "Batch where arithmetic catches up with reading weights", "Limits", "A million tokens, at least"];
 
 // One column for each model and GPU.

@@ -5,6 +5,7 @@
 
 const LOGIT_BYTES = 4;
 const ANGLE_BYTES = 4;
+const ID_AND_WEIGHT_BYTES = 8;
 const BLOCK_SIZE = 16;
 const STEP_TOKENS = 2048;
 
@@ -13,30 +14,49 @@ const GEMMA = {
   tie_word_embeddings: true,
 };
 
+const FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3_text"];
+const MOE_DEFAULTS = {
+  qwen2_moe: { num_experts: 60, num_experts_per_tok: 4, moe_intermediate_size: 1408, shared_expert_intermediate_size: 5632 },
+  qwen3_moe: { num_experts: 128, num_experts_per_tok: 8, moe_intermediate_size: 768 },
+};
+const NO_EXPERTS = { experts: 0, perToken: 0, sharedInner: 0 };
+
 // config.json -> what the counts need, family by family, with each family's own defaults.
 export function readConfig(values) {
   const type = values.model_type ?? { LlamaForCausalLM: "llama", MistralForCausalLM: "mistral", Qwen2ForCausalLM: "qwen2",
-    Qwen3ForCausalLM: "qwen3", Gemma2ForCausalLM: "gemma2", Gemma3ForCausalLM: "gemma3_text", GPT2LMHeadModel: "gpt2" }[values.architectures?.[0]];
+    Qwen3ForCausalLM: "qwen3", Qwen2MoeForCausalLM: "qwen2_moe", Qwen3MoeForCausalLM: "qwen3_moe", Gemma2ForCausalLM: "gemma2", Gemma3ForCausalLM: "gemma3_text", GPT2LMHeadModel: "gpt2" }[values.architectures?.[0]];
   if (type === "gpt2") return readGpt2(values);
-  if (!["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"].includes(type)) {
-    throw new Error(`model_type ${JSON.stringify(type)} is not counted here: llama, mistral, qwen2, qwen3, gemma2, gemma3_text and gpt2 are.`);
+  if (!FAMILIES.includes(type)) {
+    throw new Error(`model_type ${JSON.stringify(type)} is not counted here: ${FAMILIES.join(", ")} and gpt2 are.`);
   }
-  const isGemma = type.startsWith("gemma");
+  const isGemma = type.startsWith("gemma"), ofExperts = readExperts(type, values);
   if (isGemma) values = { ...GEMMA, ...values };
   const heads = whole(values, "num_attention_heads"), hidden = whole(values, "hidden_size"), layers = whole(values, "num_hidden_layers");
   const bias = type === "qwen2" || (type !== "mistral" && (values.attention_bias ?? false));
+  const qkvBias = type === "qwen2_moe" ? values.qkv_bias ?? true : bias;
   const config = {
     vocab: whole(values, "vocab_size"), hidden, layers, heads,
-    inner: whole(values, "intermediate_size"),
+    inner: ofExperts.inner ?? whole(values, "intermediate_size"),
     kvHeads: whole(values, "num_key_value_heads", heads),
     headDim: whole(values, "head_dim", type === "qwen3" ? 128 : hidden / heads),
     maxPositions: whole(values, "max_position_embeddings", { llama: 2048, mistral: 131072, gemma2: 8192, gemma3_text: 131072 }[type] ?? 32768),
-    layerNorm: false, gated: true, rope: true, mlpBias: false, qkvBias: bias,
-    outputBias: type === "qwen2" ? false : bias, qkNorm: type === "qwen3" || type === "gemma3_text", postNorms: isGemma,
-    tied: values.tie_word_embeddings ?? false, windows: windows(type, values, layers),
+    layerNorm: false, gated: true, rope: true, mlpBias: false, qkvBias,
+    outputBias: type.startsWith("qwen2") ? false : bias, qkNorm: ["qwen3", "qwen3_moe", "gemma3_text"].includes(type), postNorms: isGemma,
+    tied: values.tie_word_embeddings ?? false, windows: windows(type, values, layers), ...ofExperts,
   };
   if (config.heads % config.kvHeads) throw new Error(`${config.heads} query heads are not a multiple of ${config.kvHeads} KV heads.`);
   return config;
+}
+
+// The experts of each layer: how many, of which a token takes `perToken`, the inner width of each and of the shared one (0: there is none).
+function readExperts(type, values) {
+  if (!(type in MOE_DEFAULTS)) return NO_EXPERTS;
+  const given = { ...MOE_DEFAULTS[type], ...values, num_experts: values.num_experts ?? values.num_local_experts ?? MOE_DEFAULTS[type].num_experts };
+  if ((given.decoder_sparse_step ?? 1) !== 1 || given.mlp_only_layers?.length) throw new Error("Some layers have no experts, which is not counted here.");
+  const experts = whole(given, "num_experts"), perToken = whole(given, "num_experts_per_tok");
+  if (perToken > experts) throw new Error(`num_experts_per_tok is ${perToken}, and there are only ${experts} experts to choose from.`);
+  const sharedInner = type === "qwen2_moe" ? whole(given, "shared_expert_intermediate_size") : 0;
+  return { experts, perToken, inner: whole(given, "moe_intermediate_size"), sharedInner };
 }
 
 function readGpt2(values) {
@@ -45,6 +65,7 @@ function readGpt2(values) {
     vocab: whole(values, "vocab_size"), hidden, layers, heads, inner: whole(values, "n_inner", 4 * hidden), kvHeads: heads,
     headDim: whole({ d: hidden / heads }, "d"), maxPositions: whole(values, "n_positions", 1024), layerNorm: true, gated: false, rope: false,
     mlpBias: true, qkvBias: true, outputBias: true, qkNorm: false, tied: values.tie_word_embeddings ?? true, windows: Array(layers).fill(0),
+    ...NO_EXPERTS,
   };
 }
 
@@ -60,10 +81,10 @@ function windows(type, values, layers) {
   const window = off ? 0 : values.sliding_window ?? 4096;
   const first = values.max_window_layers ?? 28, pattern = values.sliding_window_pattern ?? 6;
   const hasWindow = {
-    mistral: () => true, gemma2: (layer) => layer % 2 === 0, gemma3_text: (layer) => (layer + 1) % pattern !== 0,
+    mistral: () => true, qwen3_moe: () => true, qwen2_moe: (layer) => layer % 2 === 0 && layer < first, gemma2: (layer) => layer % 2 === 0, gemma3_text: (layer) => (layer + 1) % pattern !== 0,
   }[type] ?? ((layer) => layer >= first);
   return Array.from({ length: layers }, (_, layer) =>
-    (values.layer_types ? values.layer_types[layer] === "sliding_attention" : hasWindow(layer)) ? window : 0);
+    (values.layer_types && type !== "qwen3_moe" ? values.layer_types[layer] === "sliding_attention" : hasWindow(layer)) ? window : 0);
 }
 
 const queryWidth = (c) => c.heads * c.headDim;
@@ -72,12 +93,22 @@ const upWidth = (c) => c.inner * (c.gated ? 2 : 1);
 const normParameters = (c) => c.hidden * (c.layerNorm ? 2 : 1);
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
-export function layerMatrixParameters(c) {
-  return c.hidden * (2 * queryWidth(c) + keyValueWidth(c)) + c.hidden * (upWidth(c) + c.inner);
-}
+export const layerMatrixParameters = (c) => sum(layerMatrices(c).map(([outputs, inputs]) => outputs * inputs));
+
+// Parameters of one expert in one layer.
+const expertParameters = (c) => c.hidden * (upWidth(c) + c.inner);
+
+// Router and gate of the shared expert, which stay in 16 bits in every format.
+const routerParameters = (c) => (c.experts + (c.sharedInner > 0)) * c.hidden;
+
+// The expected number of experts per layer that at least one of `tokens` tokens chooses, uniformly and independently.
+export const touchedExperts = (c, tokens) => c.experts * (1 - (1 - c.perToken / c.experts) ** tokens);
+
+// Parameters that one token multiplies by or adds.
+export const activeParameters = (c) => parameterCount(c) - c.layers * (c.experts - c.perToken) * expertParameters(c);
 
 function layerVectorParameters(c) {
-  return (c.postNorms ? 4 : 2) * normParameters(c) + (queryWidth(c) + keyValueWidth(c)) * c.qkvBias + c.hidden * c.outputBias
+  return routerParameters(c) + (c.postNorms ? 4 : 2) * normParameters(c) + (queryWidth(c) + keyValueWidth(c)) * c.qkvBias + c.hidden * c.outputBias
     + (upWidth(c) + c.hidden) * c.mlpBias + 2 * c.headDim * c.qkNorm;
 }
 
@@ -87,10 +118,12 @@ export function parameterCount(c) {
   return c.layers * (layerMatrixParameters(c) + layerVectorParameters(c)) + embeddings + head + normParameters(c);
 }
 
-// [outputs, inputs] of the linear layers of one layer.
+// [outputs, inputs] of the linear layers of one layer; the matrices of all experts are stacked.
 const layerMatrices = (c) => [
-  [queryWidth(c) + keyValueWidth(c), c.hidden], [c.hidden, queryWidth(c)], [upWidth(c), c.hidden], [c.hidden, c.inner],
+  [queryWidth(c) + keyValueWidth(c), c.hidden], [c.hidden, queryWidth(c)], ...feedForwards(c, c.inner, c.experts || 1),
+  ...(c.sharedInner ? feedForwards(c, c.sharedInner) : []),
 ];
+const feedForwards = (c, inner, count = 1) => [[count * inner * (c.gated ? 2 : 1), c.hidden], [count * c.hidden, inner]];
 
 // Bytes of a matrix in a format of tables.weight_formats, as a function of its outputs and inputs: codes, scales, and scales of scales.
 export const matrixBytesIn = (format) => (outputs, inputs) => {
@@ -158,9 +191,11 @@ const countsOf = (c, items) => (sizes) => {
  * sampled from, and the rows from which on arithmetic bounds them. rates: { bandwidth, flops } per second. */
 export function linearCosts(c, rates, items = SIXTEEN_BITS) {
   const counts = countsOf(c, items), fixed = counts({}).bytes, token = counts({ tokens: 1 }), row = counts({ rows: 1 }).flops;
+  const ofExpert = c.experts ? c.layers * expertParameters(c) * items.item : 0, expertBytes = (tokens) => (ofExpert ? ofExpert * touchedExperts(c, tokens) : 0);
+  const each = token.bytes - fixed - ofExpert * c.perToken, everything = fixed + ofExpert * c.experts;
   const seconds = (tokens, rows) =>
-    Math.max((fixed + tokens * (token.bytes - fixed)) / rates.bandwidth, (tokens * token.flops + rows * row) / rates.flops);
-  return { seconds, ridge: fixed / rates.bandwidth / ((token.flops + row) / rates.flops - (token.bytes - fixed) / rates.bandwidth) };
+    Math.max((fixed + tokens * each + expertBytes(tokens)) / rates.bandwidth, (tokens * token.flops + rows * row) / rates.flops);
+  return { seconds, ridge: everything / rates.bandwidth / ((token.flops + row) / rates.flops - each / rates.bandwidth) };
 }
 
 /* What a step takes at least, as minllm/costs/serving.py counts it: a function of contexts, the keys that each decode sees; chunks, [start, length] of
@@ -216,9 +251,11 @@ function forwardStages(c, s) {
     projection("output projection", query, hidden, c.outputBias),
     ...(c.postNorms ? [norm("attention post-norm", layers, s.tokens, layers)] : []),
     norm("MLP norm", layers, s.tokens),
-    projection("MLP up projection", hidden, up, c.mlpBias),
-    stage("MLP activation", { activations: layers * s.tokens * (up + inner) * s.item, other: (c.gated ? 6 : 10) * layers * s.tokens * inner }),
-    projection("MLP down projection", inner, hidden, c.mlpBias),
+    ...(c.experts ? expertStages(c, s, projection) : [
+      projection("MLP up projection", hidden, up, c.mlpBias),
+      stage("MLP activation", { activations: layers * s.tokens * (up + inner) * s.item, other: (c.gated ? 6 : 10) * layers * s.tokens * inner }),
+      projection("MLP down projection", inner, hidden, c.mlpBias),
+    ]),
     ...(c.postNorms ? [norm("MLP post-norm", layers, s.tokens, layers)] : []),
     norm("final norm", 1, s.rows),
     stage("lm_head", { weights: c.vocab * hidden * s.item, activations: s.rows * hidden * s.item + logits, flops: 2 * s.rows * c.vocab * hidden }),
@@ -226,16 +263,45 @@ function forwardStages(c, s) {
   ];
 }
 
+// minllm/models/parts/experts.py: the stages of a mixture of experts after the norm. pairs: of a token and an expert that it chose.
+function expertStages(c, s, projection) {
+  const { hidden, layers, inner, sharedInner: shared } = c, pairs = layers * s.tokens * c.perToken, logits = layers * s.tokens * c.experts;
+  const share = touchedExperts(c, s.tokens) / c.experts;
+  const [ofUp, ofDown] = feedForwards(c, inner, c.experts).map(([outputs, inputs]) => s.matrixBytes(outputs, inputs));
+  const stacked = (name, bytes, outputs, inputs) => stage(name, {
+    weights: Math.round(layers * bytes * share), activations: pairs * (inputs + outputs) * s.item, flops: 2 * pairs * outputs * inputs,
+  });
+  const activation = (name, numbers) => stage(name, { activations: 3 * numbers * s.item, other: 6 * numbers });
+  return [
+    stage("router", {
+      weights: layers * routerParameters(c) * s.item,
+      activations: layers * s.tokens * hidden * s.item + 2 * LOGIT_BYTES * logits + pairs * ID_AND_WEIGHT_BYTES,
+      flops: 2 * layers * s.tokens * routerParameters(c),
+      other: 5 * logits,
+    }),
+    stacked("expert up projections", ofUp, 2 * inner, hidden),
+    activation("expert activation", pairs * inner),
+    stacked("expert down projections", ofDown, hidden, inner),
+    stage("expert sum", { activations: hidden * (pairs + layers * s.tokens) * s.item, other: 2 * hidden * pairs }),
+    ...(shared ? [
+      projection("shared expert up projection", hidden, 2 * shared, false),
+      activation("shared expert activation", layers * s.tokens * shared),
+      projection("shared expert down projection", shared, hidden, false),
+      stage("shared expert sum", { activations: 3 * layers * s.tokens * hidden * s.item, other: 2 * layers * s.tokens * hidden }),
+    ] : []),
+  ];
+}
+
 export function shard(c, degree) {
   if (degree === 1) return c;
-  if (c.heads % degree || c.inner % degree || (c.kvHeads % degree && degree % c.kvHeads)) {
+  if (c.heads % degree || c.inner % degree || c.sharedInner % degree || (c.kvHeads % degree && degree % c.kvHeads)) {
     throw new Error(`${degree} GPUs do not divide ${c.heads} query heads, ${c.kvHeads} KV heads and an inner width of ${c.inner}.`);
   }
-  return { ...c, heads: c.heads / degree, kvHeads: Math.max(1, Math.floor(c.kvHeads / degree)), inner: c.inner / degree,
+  return { ...c, heads: c.heads / degree, kvHeads: Math.max(1, Math.floor(c.kvHeads / degree)), inner: c.inner / degree, sharedInner: c.sharedInner / degree,
     vocab: Math.ceil(c.vocab / degree) };
 }
 
-const allReduces = (c, embeds = true) => 2 * c.layers + (embeds ? 1 : 0);
+const allReduces = (c, embeds = true) => (c.sharedInner ? 3 : 2) * c.layers + (embeds ? 1 : 0);
 
 function allReduceBytes(c, tokens, rows, degree, item, embeds = true) {
   const reduced = 2 * allReduces(c, embeds) * tokens * c.hidden * item;
@@ -266,7 +332,8 @@ function ncclMicroseconds(gpu, ranks, messageBytes) {
 }
 
 function forwardBytes(c, batch, item) {
-  const widest = Math.max(queryWidth(c) + keyValueWidth(c), 2 * c.inner);
+  const ofMlp = c.experts ? Math.max(c.perToken * Math.max(2 * c.inner, c.hidden), 2 * c.sharedInner) : 2 * c.inner;
+  const widest = Math.max(queryWidth(c) + keyValueWidth(c), ofMlp);
   return Math.max(STEP_TOKENS, batch) * item * (5 * widest + 4 * c.hidden) + 2 * LOGIT_BYTES * batch * c.vocab;
 }
 
@@ -332,7 +399,9 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
     memory: Math.floor(gpu.memory_gb * 1e9), budget, fits: weights + kv + activations <= budget,
     largestBatch: largestBatch(part, budget - weights, sequence, item),
     bandwidth: bandwidth(gpu), bandwidthSource: gpu.measured_copy_tb_s ? "measured copy" : "data sheet", tflops, tflopsSource,
-    ridgeBatch: (format.matrix_itemsize * tflops) / (2 * bandwidth(gpu)),
+    activeParameters: activeParameters(config), touchedExperts: config.experts ? touchedExperts(config, together.sequences) : null,
+    ridgeBatch: ((format.matrix_itemsize * tflops) / (2 * bandwidth(gpu))) * (layerMatrixParameters(config)
+      / (layerMatrixParameters(config) - (config.experts - config.perToken) * expertParameters(config))),
     decode: stepFloor(decode, together, together.sequences, together.sequences, batch, machine),
     prefill: stepFloor(prefill, microBatches(1, stages), context, 1, context, machine),
   };
