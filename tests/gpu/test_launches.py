@@ -15,7 +15,7 @@ EVERY = [launch for launch in small_launches() + large_launches() if launch.stag
 def test_results(launch, device):
     capability = current_device().compute_capability
     by_wgmma = isinstance({**launch.shape, **launch.shape.get("options", {})}.get("tiling"), FlatWgmmaTiling)
-    if (by_wgmma or launch.shape.get("variant") in (*HOPPER_RUNGS, "batched_gemv")) and capability != HOPPER:
+    if (by_wgmma or launch.shape.get("variant") in (*HOPPER_RUNGS, "batched_gemv", "split_cluster")) and capability != HOPPER:
         pytest.skip("no GPU of compute capability 9.0: wgmma and clusters are Hopper's")
     if launch.shape.get("form", "").startswith("fp8") and capability < ADA:
         pytest.skip(f"a GPU of compute capability {capability} has no instructions for fp8")

@@ -19,11 +19,6 @@ from minllm.catalogue import one_per_kernel
 from minllm.catalogue.launch import Moved
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
-from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
-from minllm.kernels.attention.residual_window import residual_window
-from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
@@ -31,8 +26,6 @@ from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_w
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.attention.cases import AttentionCase, make_arrays
-from tests.kernels.attention.quantized_cases import quantize_case
-from tests.kernels.attention.window_cases import WindowCase, make_window_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.launches import HostOps
 
@@ -82,10 +75,10 @@ ROUNDED = {
 }
 ROUNDING = 2.0**-21  # relative to an array's largest number
 # Weights are rounded to float16, which has 11 bits: where a score's last bit turns one of them, the sums that it is in differ by as much.
-# By kernel, or by row where the kernel's other rows are the same to the bit. SiLU's approximate 2**x turns the last bit of a bfloat16
-# likewise: of one number of 10,560 in the experts' gate and up.
+# By kernel, or by a word of the rows where the kernel's other rows are the same to the bit. SiLU's approximate 2**x turns the last bit of
+# a bfloat16 likewise: of one number of 10,560 in the experts' gate and up.
 COARSE_ROUNDING = {
-    "split_quantized_kernel": 2.0**-12, "flash_attention_2_over_keys_by_channel": 2.0**-12, "grouped_wgmma_kernel": 2.0**-8,
+    "split_quantized_kernel": 2.0**-12, "kivi_int4": 2.0**-12, "grouped_wgmma_kernel": 2.0**-8,
 }  # fmt: skip
 
 
@@ -173,40 +166,6 @@ def keys_of_tiles(T, tile):
 
 
 @row
-def flash_attention_2_over_a_quantized_cache():
-    T, heads, kv_heads, D, b, query_tile, key_tile, chunks = 40, 2, 1, 32, 2, 16, 16, 2
-    loaded, rows = heads * keys_of_tiles(T, query_tile), T * heads * D * b
-    products = heads * sum(-(-min(T, first + query_tile) // key_tile) for first in range(0, T, query_tile))
-    # Each of the threads that load 16 bytes of a row asks for its scale.
-    asked = dict(query=rows, out=rows, key_cache=loaded * D, value_cache=loaded * D)
-    asked |= dict(key_scales=loaded * chunks * 4, value_scales=loaded * chunks * 4)
-    different = {f"{name}_cache": T * kv_heads * D for name in ("key", "value")} | {f"{name}_scales": T * 4 for name in ("key", "value")}
-    arrays = make_arrays(AttentionCase((T,), (T,), heads, kv_heads, D, dtype=BFLOAT16))
-    batch = (arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables, arrays.scale)
-    run = partial(
-        flash_attention_2_quantized.attention, arrays.query, *quantize_case(arrays, "int8")[:2], *batch, tiles=(query_tile, key_tile, 1)
-    )
-    expected = Moved(asked, different, 4 * D * query_tile * key_tile * products)
-    return run, {"flash_attention_2_kernel": expected}, LENS
-
-
-@row
-def flash_attention_2_over_keys_by_channel():
-    """Eight new tokens, which see the same 96 codes: six tiles of 16 keys, half a group each."""
-    T, heads, kv_heads, D, codes, key_tile = 8, 2, 1, 32, 96, 16
-    arrays = make_window_arrays(WindowCase((T,), (136,), "kivi_int4", 32, heads, kv_heads, D, dtype=BFLOAT16))
-    rows, groups, key_tiles = T * heads * D * 2, codes // 32, codes // key_tile
-    asked = dict(query=rows, out=rows, key_cache=heads * codes * D // 2, value_cache=heads * codes * D // 2)
-    asked |= dict(key_scales=heads * key_tiles * D * 4, value_scales=heads * codes * 4)
-    different = dict(key_cache=codes * D // 2, value_cache=codes * D // 2, key_scales=groups * D * 4, value_scales=codes * 4)
-    inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
-    options = dict(tiles=(16, key_tile, 1), residual_window=32)
-    run = partial(flash_attention_2_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
-    expected = Moved(asked, different, 4 * D * 16 * key_tile * key_tiles * heads)
-    return run, {"flash_attention_2_kernel": expected}, LENS
-
-
-@row
 def flash_attention_2_in_float32():
     T, heads, kv_heads, D, b, query_tile = 20, 2, 1, 16, 4, 8
     loaded, rows = heads * keys_of_tiles(T, query_tile) * D * b, T * heads * D * b
@@ -215,84 +174,6 @@ def flash_attention_2_in_float32():
     arguments = prompt(T, heads, kv_heads, D, FLOAT32)
     run = partial(flash_attention_2.attention, *arguments, tiles=(4, 8, 2, 2))
     return run, {"flash_attention_2_kernel": Moved(asked, different)}, LENS
-
-
-@row
-def split_tensor_core_of_a_decode_step():
-    context, heads, kv_heads, D, b, splits, warps = 256, 4, 2, 64, 2, 2, 4
-    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
-    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
-    states = splits * heads * 4
-    asked = dict(key_map=context * kv_heads * D * b, value_map=context * kv_heads * D * b, query=splits * warps * heads * D * b)
-    parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
-    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=heads * D * b)
-    different = dict(query=heads * D * b, part_out=2 * states * D)
-    tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
-    run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits)
-    return run, {"split_tensor_core_kernel": Moved(asked, different, tensor_core_flops)}, (*LENS, "arrivals")
-
-
-@row
-def split_cluster_of_a_short_sequence():
-    context, heads, kv_heads, D, b, blocks, warps = 256, 4, 2, 64, 2, 8, 4
-    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
-    arguments = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens)
-    asked = dict(key_map=context * kv_heads * D * b, value_map=context * kv_heads * D * b, query=blocks * warps * heads * D * b)
-    asked |= dict(out=heads * D * b)
-    tensor_core_flops = 4 * 8 * D * kv_heads * context  # 8 columns, of which the group fills two
-    run = partial(split_tensor_core.attention, *arguments, arrays.block_tables, arrays.scale)
-    return run, {"split_cluster_kernel": Moved(asked, dict(query=heads * D * b), tensor_core_flops)}, LENS
-
-
-@row
-def split_quantized_of_a_decode_step():
-    context, heads, kv_heads, D, splits, warps, groups = 256, 4, 2, 64, 2, 4, 2
-    arrays = make_arrays(AttentionCase((1,), (context,), heads, kv_heads, D, dtype=BFLOAT16))
-    key_cache, value_cache, _ = quantize_case(arrays, "int4")
-    arguments = (arrays.query, key_cache, value_cache, arrays.out, arrays.query_start, arrays.context_lens)
-    states, rows = splits * heads * 4, heads * D * 2
-    codes, scales = context * kv_heads * D // 2, context * kv_heads * groups * 4
-    asked = dict(key_codes=codes, value_codes=codes, key_scales=scales, value_scales=scales)
-    asked |= dict(query=2 * splits * warps * rows)  # by the lanes of the upper and of the lower halves
-    parts_at_once, lanes = 16, 32  # each asks for 16 bytes; the last part is asked for again in place of those that are missing
-    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + parts_at_once * heads * lanes * 16, out=rows)
-    different = dict(query=rows, part_out=2 * states * D)
-    shape = SplitShape(warps, 16, 2, 1, turns=2)
-    run = partial(split_quantized.attention, *arguments, arrays.block_tables, arrays.scale, splits=splits, shape=shape)
-    of_zeros = 2 * 8 * 16 * kv_heads * context  # weights times zeros, of both groups
-    return run, {"split_quantized_kernel": Moved(asked, different, 4 * 8 * D * kv_heads * context + of_zeros)}, (*LENS, "arrivals")
-
-
-@row
-def split_quantized_by_channel():
-    """Of 300 keys 256 are codes."""
-    codes, heads, kv_heads, D, splits, warps, groups = 256, 4, 2, 64, 2, 4, 2
-    arrays = make_window_arrays(WindowCase((1,), (300,), "kivi_int4", 32, heads, kv_heads, D, dtype=BFLOAT16))
-    states, rows = splits * heads * 4, heads * D * 2
-    moved, scales = codes * kv_heads * D // 2, codes * kv_heads * groups * 4  # keys have D scale pairs per 32 tokens: as many bytes
-    asked = dict(key_codes=moved, value_codes=moved, key_scales=scales, value_scales=scales, query=splits * warps * rows, out=rows)
-    asked |= dict(part_max=2 * states, part_sum=2 * states, part_out=states * D + 16 * heads * 32 * 16)  # the states of the row above
-    inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.zeros_like(arrays.query), arrays.query_start, arrays.context_lens)
-    options = dict(splits=splits, shape=SplitShape(warps, 32, 2, 1, turns=2), residual_window=32)
-    run = partial(split_quantized.attention, *inputs, arrays.block_tables, D**-0.5, **options)
-    products = 4 * 8 * D + 8 * D + 2 * 16 * 8  # a key: with codes, and with the zeros of a group of 32 keys and of a value
-    expected = Moved(asked, dict(query=rows, part_out=2 * states * D), products * kv_heads * codes)
-    return run, {"split_quantized_kernel": expected}, (*LENS, "arrivals")
-
-
-@row
-def residual_window_of_a_decode_step():
-    """Two sequences with 32 and 64 codes and 40 and 33 recent keys; the merge is what no other row has."""
-    heads, kv_heads, D = 2, 1, 64
-    case = WindowCase((1, 1), (72, 97), "int8", 32, heads, kv_heads, D, dtype=BFLOAT16)
-    arrays = make_window_arrays(case)
-    out = np.zeros_like(arrays.query)
-    rows, lse = arrays.query.nbytes, 2 * heads * 4
-    asked = dict(first=rows, second=rows, out=rows, first_lse=lse * D // 8, second_lse=lse * D // 8)  # every thread asks for both
-    merged = Moved(asked, dict(first_lse=lse, second_lse=lse))
-    inputs = (*arrays.arguments[:5], out, *arrays.arguments[5:])
-    run = partial(residual_window.attention, *inputs, D**-0.5, case.residual_window, max_query_len=1)
-    return run, {"merge_states_kernel": merged}, LENS
 
 
 def kernels_of_the_package():

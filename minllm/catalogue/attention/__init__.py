@@ -2,9 +2,9 @@
 
 import itertools
 
-from minllm.catalogue.attention import caps, prompts, rungs, splits, trees
+from minllm.catalogue.attention import caps, prompts, rungs, splits, steps, trees, windows
 
-FAMILIES = (rungs, prompts, splits, trees, caps)
+FAMILIES = (rungs, prompts, splits, steps, windows, trees, caps)
 
 
 def compiled():

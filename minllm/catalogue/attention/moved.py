@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from minllm.catalogue.launch import Moved
 from minllm.kernels.attention.first_rungs.flash_attention_1 import KEY_TILE
+from minllm.kernels.attention.residual_window.reference import window_start
+from minllm.kernels.attention.split_tensor_core.cluster import CLUSTER
 
 
 class Sizes(NamedTuple):
@@ -127,4 +129,90 @@ def fixed_split(sizes, options):
     }
 
 
-FORMULAS = {one.__name__: one for one in (materialized, flash_attention_1, flash_attention_2, flash_attention_3, split_kv, fixed_split)}
+def parts(sizes, splits):
+    """(bytes asked, bytes touched) of the parts of heads of 64, which are written, and read 16 at once; the last one in place of others."""
+    states, at_once, lanes = splits * sizes.heads * 4, 16, 32
+    asked = dict(part_max=2 * states, part_sum=2 * states, part_out=states * sizes.D + at_once * sizes.heads * lanes * 16)
+    return asked, dict(part_out=2 * states * sizes.D)
+
+
+def of_columns(sizes, keys):
+    """FLOPs of a step's two products with these keys: a group fills some of 8 columns."""
+    return 4 * 8 * sizes.D * sizes.kv_heads * keys
+
+
+def split_tensor_core(sizes, options):
+    """A step of heads of 64 in blocks of 4 warps, which take 128 keys at once by TMA; every warp loads the queries."""
+    if sizes.T > 1 or "shape" in options or "splits" not in options or sizes.context % (128 * options["splits"]) or sizes.D != 64:
+        return {}
+    asked, different = parts(sizes, options["splits"])
+    asked |= dict(key_map=sizes.cached, value_map=sizes.cached, query=options["splits"] * 4 * sizes.rows, out=sizes.rows)
+    return {"split_tensor_core_kernel": Moved(asked, different | dict(query=sizes.rows), of_columns(sizes, sizes.context))}
+
+
+def split_cluster(sizes, options):
+    """The same in clusters, which leave no parts in memory."""
+    if sizes.T > 1 or "shape" in options or sizes.context % 128 or sizes.D != 64:
+        return {}
+    asked = dict(key_map=sizes.cached, value_map=sizes.cached, query=CLUSTER * 4 * sizes.rows, out=sizes.rows)
+    return {"split_cluster_kernel": Moved(asked, dict(query=sizes.rows), of_columns(sizes, sizes.context))}
+
+
+FORMULAS = {
+    one.__name__: one
+    for one in (
+        *(materialized, flash_attention_1, flash_attention_2, flash_attention_3, split_kv, fixed_split),
+        *(split_tensor_core, split_cluster),
+    )
+}
+
+
+def codes_of(sizes, form, options):
+    """(keys that the last row reads as codes, bytes of the codes of one key of a head, of a key's scales)."""
+    codes = window_start(sizes.context - 1, options["residual_window"]) if "residual_window" in options else sizes.context
+    return int(codes), form.code_bytes, form.scale_bytes
+
+
+def flash_attention_2_quantized(sizes, form, options):
+    """Tiles of queries load the codes that they see; each thread that loads 16 bytes of codes asks for their scale.
+
+    Of keys by channel, all of one tile of queries see the same whole tiles, and each of these loads the scales of its group.
+    """
+    if "tiles" not in options or form.groups > 1 or form.is_float:
+        return {}
+    (query_tile, key_tile, _), (codes, code_bytes, scale_bytes) = options["tiles"], codes_of(sizes, form, options)
+    if form.keys_by_channel:
+        seen = [codes] if sizes.T <= query_tile and codes == window_start(sizes.context - sizes.T, options["residual_window"]) else []
+    else:
+        seen = sizes.ends(query_tile) if sizes.is_prompt else []
+    if not seen:
+        return {}
+    tiles = sizes.heads * sum(-(-end // key_tile) for end in seen)
+    loaded, pairs = sizes.heads * sum(seen), code_bytes // 16 * scale_bytes
+    asked = dict(query=sizes.rows, out=sizes.rows, key_cache=loaded * code_bytes, value_cache=loaded * code_bytes)
+    asked |= dict(key_scales=tiles * sizes.D * 4 if form.keys_by_channel else loaded * pairs, value_scales=loaded * pairs)
+    cached = codes * sizes.kv_heads
+    different = dict.fromkeys(("key_cache", "value_cache"), cached * code_bytes) | dict(value_scales=cached * scale_bytes)
+    different |= dict(key_scales=cached // form.token_group * sizes.D * 4 if form.keys_by_channel else cached * scale_bytes)
+    return {"flash_attention_2_kernel": Moved(asked, different, 4 * sizes.D * query_tile * key_tile * tiles)}
+
+
+def split_quantized(sizes, form, options):
+    """A step of heads of 64 in two groups of 4 bits; keys by channel have as many bytes of scales."""
+    shape, splits = options.get("shape"), options.get("splits")
+    if sizes.T > 1 or not (shape and splits) or shape.tensor_copies or (sizes.D, form.groups, form.bits) != (64, 2, 4):
+        return {}
+    (codes, code_bytes, scale_bytes), by_channel = codes_of(sizes, form, options), form.keys_by_channel
+    if codes % (splits * shape.tile):
+        return {}
+    asked, different = parts(sizes, splits)
+    keys, pairs = codes * sizes.kv_heads * code_bytes, codes * sizes.kv_heads * scale_bytes
+    asked |= dict(key_codes=keys, value_codes=keys, key_scales=pairs, value_scales=pairs, out=sizes.rows)
+    halves = 1 if by_channel else 2  # of a warp's lanes, that ask for a query each
+    asked |= dict(query=halves * splits * shape.warps * sizes.rows)
+    of_zeros = 8 * sizes.D + 2 * 16 * 8 if by_channel else 2 * 8 * 16  # a key: those of a group of 32 keys and of a value, or of both
+    flops = of_columns(sizes, codes) + of_zeros * sizes.kv_heads * codes
+    return {"split_quantized_kernel": Moved(asked, different | dict(query=sizes.rows), flops)}
+
+
+FORMULAS_OF_CODES = {one.__name__: one for one in (flash_attention_2_quantized, split_quantized)}

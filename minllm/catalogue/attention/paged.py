@@ -12,6 +12,7 @@ from minllm.kernels.attention.reference import attention_reference
 
 BLOCK_SIZE, SPARE_BLOCKS = 16, 2
 LENS = ("query_start", "context_lens", "block_tables")
+INDICES = (*LENS, "arrivals")
 # Error of a row in terms of the largest output: tensor cores take weights of 16 bits, and 2**x and long sums are rounded in float32.
 SLACK = {FLOAT32: 2.0**-19, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
 CAPPED = 2.0**-22  # a capped score is a difference of float32 numbers of up to two caps
@@ -39,14 +40,22 @@ def seen_slots(shape, query_lens, context_lens, block_tables, sliding_window=0):
     return seen
 
 
+def launch_variant(ops, module, query, key_cache, value_cache, out, lens, scale, lse, **options):
+    """Launch a variant with the workspace that it needs; lse: and with an array for the log-sum-exp of every row."""
+    shapes = module.workspace_shapes(query, key_cache, lens["block_tables"], **taken(module.workspace_shapes, options))
+    options |= dict(lse=ops.empty(query.shape[:2], FLOAT32)) if lse else {}
+    workspace = make_workspace(shapes, ops.empty, ops.zeros)
+    module.attention(query, key_cache, value_cache, out, **lens, scale=scale, workspace=workspace, stream=ops.stream, **options)
+
+
 @describes
 def attention(
     variant, query_lens, context_lens, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE, sliding_window=0, layers=0,
-    **options,
+    lse=False, **options,
 ):  # fmt: skip
     """Sequence b has query_lens[b] new tokens, and context_lens[b] keys with them, 0 for padding; options: those of the variant's launcher.
 
-    layers: of a token, that lie side by side in the cache.
+    layers: of a token, that lie side by side in the cache. lse: whether it also writes the log-sum-exp of every row.
     """
     scale, module, cap = head_dim**-0.5, VARIANTS[variant], options.get("soft_cap", 0.0)
 
@@ -62,11 +71,8 @@ def attention(
 
     def call(ops, query, key_cache, value_cache, out, **lens):
         caches = last_layer(key_cache, layers), last_layer(value_cache, layers)
-        chosen = taken(module.workspace_shapes, options)
-        shapes = module.workspace_shapes(query, caches[0], lens["block_tables"], **chosen)
-        workspace = make_workspace(shapes, ops.empty, ops.zeros)
-        longest = dict(max_query_len=max(1, *query_lens), workspace=workspace, stream=ops.stream)
-        module.attention(query, *caches, out, **lens, scale=scale, sliding_window=sliding_window, **longest, **options)
+        also = dict(max_query_len=max(1, *query_lens), sliding_window=sliding_window, **options)
+        launch_variant(ops, module, query, *caches, out, lens, scale, lse, **also)
 
     def reference(query, key_cache, value_cache, query_start, context_lens, block_tables):
         caches = last_layer(key_cache, layers), last_layer(value_cache, layers)
@@ -76,4 +82,4 @@ def attention(
     if len(query_lens) == 1 and not sliding_window and not layers and variant in FORMULAS:
         sizes = Sizes(query_lens[0], context_lens[0], heads, kv_heads, head_dim, dtype.itemsize, block_size)
         moved = FORMULAS[variant](sizes, options)
-    return Launch(arrays, call, returns(("out",), reference), moved, indices=LENS, slack=SLACK[dtype] + cap * CAPPED)
+    return Launch(arrays, call, returns(("out",), reference), moved, indices=INDICES, slack=SLACK[dtype] + cap * CAPPED)

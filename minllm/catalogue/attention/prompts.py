@@ -2,7 +2,7 @@
 
 from minllm.catalogue.attention.paged import BLOCK_SIZE, TENSOR_CORES, attention
 from minllm.catalogue.attention.quantized import quantized_attention
-from minllm.catalogue.launch import FP8_TARGETS, TARGETS, MachineCode
+from minllm.catalogue.launch import FP8_TARGETS, HOPPER, TARGETS, MachineCode
 from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2, quantized
 from minllm.kernels.attention.flash_attention_3 import flash_attention_3
@@ -10,7 +10,6 @@ from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import kv_format
 
-HOPPER = ((9, 0),)
 SHORT, LONG = 100, 8192  # tokens of a prompt of few tiles, and of one with many
 SM_COUNT = 132  # an H200
 # (format, head_dim, dtype, tokens) of prompts over quantised caches.
@@ -91,6 +90,9 @@ def small():
     yield prompt("flash_attention_2", 20, 2, 1, 16, FLOAT32, tiles=(4, 8, 2, 2))
     yield attention("flash_attention_2", **chunks, sliding_window=9, block_size=5, tiles=(16, 16, 1))
     yield attention("flash_attention_2", **short, layers=3, tiles=(16, 16, 1))
+    yield quantized_attention("flash_attention_2_quantized", (40,), (40,), "int8", 2, 1, 32, tiles=(16, 16, 1))
+    by_channel = dict(block_size=32, residual_window=32, tiles=(16, 16, 1))
+    yield quantized_attention("flash_attention_2_quantized", (8,), (136,), "kivi_int4", 2, 1, 32, **by_channel)
     for name, head_dim in (("int8", 32), ("int4", 64)):
         yield quantized_attention("flash_attention_2_quantized", (19,), (40,), name, 2, 1, head_dim, tiles=(16, 16, 1))
     yield prompt("flash_attention_3", 70, 2, 1, 32, shape=TileShape(32, 1, 32))

@@ -2,43 +2,68 @@
 
 import numpy as np
 
-from minllm.catalogue.attention.paged import BLOCK_SIZE, LENS, SLACK, batch_of
+from minllm.catalogue.attention.moved import FORMULAS_OF_CODES, Sizes
+from minllm.catalogue.attention.paged import BLOCK_SIZE, INDICES, SLACK, batch_of, launch_variant
 from minllm.catalogue.kv import quantized_arrays, quantized_caches
 from minllm.catalogue.launch import Launch, describes, returns
 from minllm.catalogue.rows import BFLOAT16
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.reference import attention_reference
+from minllm.kernels.attention.residual_window.reference import window_start
 from minllm.kernels.quantization.formats import kv_format
 
 FINITE = 0xBF  # without the highest bit of an exponent, no code of fp8 is NaN or infinite
 WEIGHTS = 2.0**-10  # rounding of the softmax weights, which are float16 whatever the queries are
 
 
+def fill_with_codes(noise, found, arrays):
+    """Put codes that all may occur, and their scales, into the arrays of caches."""
+    for array in arrays.values():
+        if array.dtype == np.uint8:
+            array[:] = noise.random.integers(0, 256, array.shape) & (FINITE if found.is_float else 255)
+        elif not found.is_float:
+            array[:] = noise.random.uniform(0.005, 0.02, array.shape)
+    return arrays
+
+
+def before_windows(residual_window, query_start, context_lens, block_tables):
+    """The batch in which every row is a sequence of its own, of the keys that the row reads as codes."""
+    sequence = np.searchsorted(query_start, np.arange(query_start[-1]), side="right") - 1
+    position = context_lens[sequence] - query_start[sequence + 1] + np.arange(query_start[-1])
+    return np.arange(query_start[-1] + 1), window_start(position, residual_window), block_tables[sequence]
+
+
 @describes
 def quantized_attention(
-    variant, query_lens, context_lens, name, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE, **options
-):
-    """As paged.attention, over codes of a format that all may occur; options: those of the variant's launcher."""
-    found, scale, module = kv_format(name, head_dim), head_dim**-0.5, VARIANTS[variant]
+    variant, query_lens, context_lens, form, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE, group_size=None,
+    residual_window=0, lse=False, **options,
+):  # fmt: skip
+    """As paged.attention, over codes of a format that all may occur; options: those of the variant's launcher.
+
+    residual_window: of recent keys, which rows do not see.
+    """
+    found, scale, module = kv_format(form, head_dim, group_size), head_dim**-0.5, VARIANTS[variant]
+    if residual_window:
+        options["residual_window"] = residual_window
 
     def arrays(noise):
         blocks, lens = batch_of(noise, query_lens, context_lens, block_size)
-        caches = quantized_arrays(noise, found, blocks, block_size, kv_heads, found.keys_by_channel)
-        for array in caches.values():
-            if array.dtype == np.uint8:
-                array[:] = noise.random.integers(0, 256, array.shape) & (FINITE if found.is_float else 255)
-            elif not found.is_float:
-                array[:] = noise.random.uniform(0.005, 0.02, array.shape)
+        caches = fill_with_codes(noise, found, quantized_arrays(noise, found, blocks, block_size, kv_heads, found.keys_by_channel))
         rows = (sum(query_lens), heads, head_dim)
         return dict(query=noise.array(rows, dtype), **caches, out=noise.unwritten(rows, dtype), **lens)
 
     def call(ops, query, out, query_start, context_lens, block_tables, **caches):
-        lens = query_start, context_lens, block_tables
-        chosen = dict(max_query_len=max(1, *query_lens), stream=ops.stream, **options)
-        module.attention(query, *quantized_caches(found, caches, found.keys_by_channel), out, *lens, scale, **chosen)
+        lens = dict(query_start=query_start, context_lens=context_lens, block_tables=block_tables)
+        caches = quantized_caches(found, caches, found.keys_by_channel)
+        launch_variant(ops, module, query, *caches, out, lens, scale, lse, max_query_len=max(1, *query_lens), **options)
 
     def reference(query, out, query_start, context_lens, block_tables, **caches):
-        key_cache, value_cache = quantized_caches(found, caches, found.keys_by_channel)
-        return attention_reference(query, key_cache, value_cache, query_start, context_lens, block_tables, scale)
+        lens = query_start, context_lens, block_tables
+        lens = before_windows(residual_window, *lens) if residual_window else lens
+        return attention_reference(query, *quantized_caches(found, caches, found.keys_by_channel), *lens, scale)
 
-    return Launch(arrays, call, returns(("out",), reference), moved={}, indices=LENS, slack=max(SLACK[dtype], WEIGHTS))
+    moved = {}
+    if len(query_lens) == 1:
+        sizes = Sizes(query_lens[0], context_lens[0], heads, kv_heads, head_dim, dtype.itemsize, block_size)
+        moved = FORMULAS_OF_CODES[variant](sizes, found, options)
+    return Launch(arrays, call, returns(("out",), reference), moved, indices=INDICES, slack=max(SLACK[dtype], WEIGHTS))

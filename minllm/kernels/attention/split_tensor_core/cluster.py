@@ -205,16 +205,16 @@ def workspace_shapes(query, key_cache, block_tables):
 
 def attention(
     query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
-    workspace=None, stream=None,
+    workspace=None, stream=None, shape=None,
 ):  # fmt: skip
     """Attention of one new token per sequence, written into `out`, one cluster per head; arguments as in kernels/attention/__init__.py.
 
-    split_tensor_core.attention launches clusters itself when they are fastest. Raises KernelArgumentError for float32, for more than
-    one new token per sequence, and on a GPU of another compute capability than 9.0.
+    shape: a SplitShape; the default suits the head_dim. split_tensor_core.attention launches clusters itself when they are fastest. Raises
+    KernelArgumentError for float32, for more than one new token per sequence, and on a GPU of another compute capability than 9.0.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_single_tokens("split_cluster", sizes, max_query_len)
     check(dtype_name(query.dtype) != "float32", "split_cluster takes float16 and bfloat16, not float32")
     check(isinstance(query, np.ndarray) or capability_here() == HOPPER, "split_cluster needs a GPU of compute capability 9.0")
-    launch_clusters(inputs, sizes, scale, sliding_window, stream, CLUSTER, cluster_shape(sizes))
+    launch_clusters(inputs, sizes, scale, sliding_window, stream, CLUSTER, shape or cluster_shape(sizes))

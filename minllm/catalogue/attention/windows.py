@@ -1,0 +1,106 @@
+"""The launches of attention with a residual window: over codes, over recent keys, and the merge of both."""
+
+from minllm.catalogue.attention.paged import LENS, SLACK, attention, batch_of, seen_slots
+from minllm.catalogue.attention.prompts import SM_COUNT, bounded_blocks
+from minllm.catalogue.attention.quantized import WEIGHTS, fill_with_codes, quantized_attention
+from minllm.catalogue.attention.steps import named
+from minllm.catalogue.kv import quantized_arrays, quantized_caches
+from minllm.catalogue.launch import HOPPER, WIDE, Launch, MachineCode, Moved, describes, returns
+from minllm.catalogue.rows import BFLOAT16
+from minllm.kernels.attention.common.workspace import make_workspace
+from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
+from minllm.kernels.attention.residual_window import residual_window as launcher
+from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
+from minllm.kernels.attention.split_quantized import split_quantized
+from minllm.kernels.attention.split_quantized.layout import can_fetch
+from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.groups import TOKEN_GROUP
+
+GROUP, KV_HEADS, WINDOW, BLOCK_SIZE = 4, 8, 128, 32
+FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128), ("kivi_int4", 64), ("kivi_int4", 96), ("kivi_int4", 128), ("kivi_int4", 256))
+SHORT, LONG = 100, 8192  # tokens of the prompts that are compiled, and of those whose tiles they have
+VECTOR = 8  # elements that a thread merges
+
+
+@describes
+def residual_window(query_lens, context_lens, form, window, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, sliding_window=0):
+    """Sequence b has query_lens[b] new tokens, and context_lens[b] keys with them; a row reads `window` keys or more as they are."""
+    found, scale = kv_format(form, head_dim), head_dim**-0.5
+    kept = [max(0, context - int(window_start(context - tokens, window))) for tokens, context in zip(query_lens, context_lens, strict=True)]
+
+    def arrays(noise):
+        blocks, lens = batch_of(noise, query_lens, context_lens, BLOCK_SIZE)
+        codes = fill_with_codes(noise, found, quantized_arrays(noise, found, blocks, BLOCK_SIZE, kv_heads, found.keys_by_channel))
+        blocks, recent = batch_of(noise, query_lens, kept, TOKEN_GROUP)
+        shape, rows = (blocks, TOKEN_GROUP, kv_heads, head_dim), (sum(query_lens), heads, head_dim)
+        caches = dict(recent_key=noise.array(shape, dtype), recent_value=noise.array(shape, dtype))
+        for cache in caches.values():
+            cache[~seen_slots(shape[:2], query_lens, kept, recent["block_tables"])] = float("nan")
+        caches |= dict(recent_lens=recent["context_lens"], recent_tables=recent["block_tables"])
+        return dict(query=noise.array(rows, dtype), **codes, **caches, out=noise.unwritten(rows, dtype), **lens)
+
+    def call(ops, query, recent_key, recent_value, out, query_start, context_lens, block_tables, recent_lens, recent_tables, **codes):
+        caches, longest = quantized_caches(found, codes, found.keys_by_channel), max(1, *query_lens)
+        shapes = launcher.workspace_shapes(query, caches[0], block_tables, recent_key, recent_tables, longest)
+        lens = (query_start, context_lens, block_tables, recent_lens, recent_tables)
+        workspace = make_workspace(shapes, ops.empty, ops.zeros)
+        launcher.attention(
+            query, *caches, recent_key, recent_value, out, *lens, scale, window, sliding_window, longest, workspace, ops.stream
+        )
+
+    def reference(query, recent_key, recent_value, out, query_start, context_lens, block_tables, recent_lens, recent_tables, **codes):
+        caches = quantized_caches(found, codes, found.keys_by_channel)
+        lens = (query_start, context_lens, block_tables, recent_lens, recent_tables)
+        return attention_with_window_reference(query, *caches, recent_key, recent_value, *lens, scale, window, sliding_window)
+
+    rows, numbers = sum(query_lens) * heads, sum(query_lens) * heads * head_dim
+    asked = dict.fromkeys(("first", "second", "out"), numbers * dtype.itemsize)
+    asked |= dict.fromkeys(("first_lse", "second_lse"), numbers // VECTOR * 4)  # every thread asks for both
+    moved = {"merge_states_kernel": Moved(asked, dict(first_lse=4 * rows, second_lse=4 * rows))}
+    slack = 2 * max(SLACK[dtype], WEIGHTS)  # the parts are rounded before they are merged
+    return Launch(arrays, call, returns(("out",), reference), moved, indices=LENS, slack=slack)
+
+
+def compiled():
+    """Prompts and steps over each part, and the merge."""
+    for name, head_dim in FORMATS:
+        yield from compiled_codes(kv_format(name, head_dim))
+    for head_dim in (64, 128, 256):
+        yield from compiled_recent(head_dim)
+        launch = residual_window((1,), (SHORT,), "int8", 32, GROUP * KV_HEADS, KV_HEADS, head_dim)
+        name, contains = f"attention/merge_states/{head_dim}/bfloat16", (*WIDE, "MUFU.EX2")
+        yield MachineCode(name, launch, 16, contains, kernel_name="merge_states_kernel")
+
+
+def compiled_codes(found):
+    """Kernels over codes: the tiles of long prompts, and the shapes for few and for many heads."""
+    details = f"{found.name}/{found.head_dim}/bfloat16"
+    sizes = (found.name, GROUP * KV_HEADS, KV_HEADS, found.head_dim)
+    bounds = dict(block_size=BLOCK_SIZE, residual_window=WINDOW, lse=True)
+    tiles = flash_attention_2_quantized.tiles_for(found, LONG)
+    launch = quantized_attention("flash_attention_2_quantized", (SHORT,), (SHORT,), *sizes, **bounds, tiles=tiles)
+    yield MachineCode(f"attention/residual_window/codes/prompt/{details}", launch, 1 if tiles[2] > 4 else 2, targets=HOPPER)
+    for line_heads in (8, 1024):
+        shape = split_quantized.shape_for(found, GROUP, line_heads, tensor_copies=can_fetch(found, BLOCK_SIZE))
+        launch = quantized_attention("split_quantized", (1,), (SHORT,), *sizes, **bounds, shape=shape)
+        name = f"attention/residual_window/codes/step/{named(shape)}/{details}"
+        yield MachineCode(name, launch, shape.blocks, targets=HOPPER)
+
+
+def compiled_recent(head_dim):
+    """Kernels over recent keys: the tiles of long prompts, and a decode step."""
+    sizes = (GROUP * KV_HEADS, KV_HEADS, head_dim, BFLOAT16, BLOCK_SIZE)
+    tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1, SM_COUNT)
+    launch = attention("flash_attention_2", (SHORT,), (SHORT,), *sizes, lse=True, tiles=tiles, residual_window=WINDOW)
+    yield MachineCode(f"attention/residual_window/recent/prompt/{head_dim}/bfloat16", launch, bounded_blocks(launch), targets=HOPPER)
+    shape = SplitShape(4, 16, 2 if head_dim == 256 else 4, 1, tensor_copies=True)
+    launch = attention("split_tensor_core", (1,), (SHORT,), *sizes, lse=True, shape=shape)
+    yield MachineCode(f"attention/residual_window/recent/step/{head_dim}/bfloat16", launch, shape.blocks, targets=HOPPER)
+
+
+def small():
+    """A step of two sequences, then chunks of prompts with padding."""
+    yield residual_window((1, 1), (72, 97), "int8", 32, 2, 1)
+    yield residual_window((3, 0, 2), (70, 4, 40), "kivi_int4", 32, 2, 1, 32, sliding_window=50)
