@@ -7,8 +7,8 @@ instead of by bytecode, and versions are left out: the record lists them with ea
 represented in the same way, each by the functions that emit it: a new instruction changes no key. Even so, Python 3.11 with Numba 0.68.1
 and Python 3.12 with 0.68.0 have computed different keys, so tools/record.py recomputes those of a record from another machine.
 
-A row's key covers the specimens (kernels/specimens.py) of the room of kernels that it measured, `attention/split_tensor_core/...`. The key
-of a row of whole steps covers those of all rooms, except kernels that its engine cannot launch: those of the ladders' first rungs, of
+A row's key covers the machine code (catalogue) of the room of kernels that it measured, `attention/split_tensor_core/...`. The key of a row
+of whole steps covers those of all rooms, except kernels that its engine cannot launch: those of the ladders' first rungs, of
 speculation, of structured outputs, of quantised weights, of another dtype, and of another cache format. An edit of any covered kernel makes
 the row "older", even if its own shape runs the same instructions: the key never treats a changed kernel as unchanged.
 """
@@ -53,7 +53,7 @@ FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warp
                "matmul/warp_per_row", "matmul/int4_naive",
                "attention/materialized", "attention/flash_attention_1", "attention/split_kv", "attention/split_merge",
                "attention/split_unified_maximum")  # fmt: skip
-# {benchmark of a single variant: its stage}, then {benchmark of a whole stage: specimens}
+# {benchmark of a single variant: its stage}, then {benchmark of a whole stage: its room}
 OF_A_VARIANT = {
     "matmul": "matmul", "prefill attention": "attention", "decode attention": "attention", "decode attention, quantised": "attention",
     "verification attention": "attention", "splits": "attention", "all-reduce": "all_reduce",
@@ -105,7 +105,7 @@ class Engine(NamedTuple):
 
 
 def rooms_of(benchmark: str, variant: str, case: str = "") -> tuple[str, ...]:
-    """Prefixes of the names of the specimens that a row measured: one room, a stage, or () for a row of whole steps."""
+    """Prefixes of the names of the MachineCode that a row measured: one room, a stage, or () for a row of whole steps."""
     if benchmark == "matmul, quantised":
         weight_format = case.rpartition(", ")[2].partition(" in groups")[0]
         return OF_PLAIN_WEIGHTS if variant == "chosen" else (f"matmul/{QUANTIZED[variant][weight_format]}",)
@@ -126,29 +126,29 @@ def engine_of(variant: str, case: str = "") -> Engine:
 
 def key_of(benchmark: str, variant: str, case: str = "") -> str:
     """The key of a row for the current kernels of the package; "" if it measures none."""
-    return "" if benchmark in OF_NO_KERNEL else key_of_specimens(rooms_of(benchmark, variant, case), engine_of(variant, case))
+    return "" if benchmark in OF_NO_KERNEL else key_of_rooms(rooms_of(benchmark, variant, case), engine_of(variant, case))
 
 
 @functools.cache
-def key_of_specimens(rooms: tuple[str, ...], engine: Engine) -> str:
-    """One hash over all specimens of these rooms, or for no rooms over those of `engine`.
+def key_of_rooms(rooms: tuple[str, ...], engine: Engine) -> str:
+    """One hash over all MachineCode of these rooms, or for no rooms over those of `engine`.
 
     Raises LookupError if there are none.
     """
     recorded = [name for name in machine_code() if not within(name, {*OF_NO_ROW} - {*rooms})]
     covered = [name for name in recorded if (within(name, rooms) if rooms else launched_by(engine, name))]
     if not covered:
-        raise LookupError(f"no specimens of {', '.join(rooms)}")
+        raise LookupError(f"no kernels of {', '.join(rooms)}")
     return hashlib.sha256(json.dumps(sorted(map(hash_of, covered))).encode()).hexdigest()[:12]
 
 
 def within(name: str, rooms: Iterable[str]) -> bool:
-    """Whether a specimen belongs to one of the rooms."""
+    """Whether a MachineCode belongs to one of the rooms."""
     return any(f"{name}/".startswith(f"{room}/") for room in rooms)
 
 
 def launched_by(engine: Engine, name: str) -> bool:
-    """Whether an engine may launch a specimen's kernel: unless its name or module says that it cannot."""
+    """Whether an engine may launch a MachineCode's kernel: unless its name or module says that it cannot."""
     others = {*DTYPES, *CACHE_FORMATS} - {engine.dtype, engine.cache_format, engine.weight_format}
     module = machine_code()[name].kernel.function.__module__
     if within(name, FIRST_RUNGS) or {*name.split("/")} & others or module.startswith(NOT_RECORDED):
@@ -160,7 +160,7 @@ def launched_by(engine: Engine, name: str) -> bool:
 
 @functools.cache
 def hash_of(name: str) -> str:
-    """The hash of one specimen."""
+    """The hash of one MachineCode."""
     kernel, arguments = machine_code()[name].kernel, machine_code()[name].arguments
     options = sorted(f"{option}={value!r}" for option, value in kernel.options.items())
     parts = [meaning(kernel.function, {}), list(map(str, arguments)), options]

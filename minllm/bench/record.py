@@ -88,7 +88,7 @@ def new_record(device: str, ceilings: dict[str, float | None], rows: list[Row]) 
 
 
 def key_for(row: Row, device: str) -> str | None:
-    """The key of the kernels that a row measured on this machine; "" on a CPU, None for kernels without specimens."""
+    """The key of the kernels that a row measured on this machine; "" on a CPU, None for kernels that the catalogue does not compile."""
     if device == "cpu":
         return ""
     from minllm.bench.kernel_keys import current_key

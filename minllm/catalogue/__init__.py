@@ -2,9 +2,7 @@
 
 import functools
 import importlib
-import importlib.util
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +14,6 @@ STAGES = (
     *("embedding", "normalization", "rope", "activation", "kv", "matmul", "attention", "sampling"),
     *("experts", "split_vocabulary", "slots", "speculation", "all_reduce", "elementwise", "encoding"),
 )
-SPECIMENS = ("attention",)  # stages of which specimens.py lists kernels that are not described here yet
-WHOLE = tuple(name for name in STAGES if name not in SPECIMENS)
-DESCRIBED = tuple(name for name in STAGES if importlib.util.find_spec(f"{__name__}.{name}"))
 
 
 def stage(name: str) -> Any:
@@ -33,25 +28,15 @@ def machine_code() -> dict[str, Any]:
     A stage lists a kernel twice if two kinds of GPU choose the same shape; it is compiled for the targets of both.
     """
     found: dict[str, Any] = {}
-    for one in itertools.chain.from_iterable(map(machine_code_of, STAGES)):
+    for one in itertools.chain.from_iterable(stage(name).compiled() for name in STAGES):
         before = found.get(one.name, one).targets
         found[one.name] = replace(one, targets=tuple(sorted({*before, *one.targets})))
     return found
 
 
-def machine_code_of(name: str) -> Iterator[Any]:
-    """The MachineCode of one stage."""
-    if name in DESCRIBED:
-        yield from stage(name).compiled()
-    if name in SPECIMENS:
-        from minllm.kernels.specimens import specimens_of
-
-        yield from specimens_of(name)
-
-
 def small_launches(*stages: str) -> list[Any]:
     """The Launches of odd sizes of these stages, or of all; one that a stage lists twice is in the first place."""
-    return list({str(launch): launch for name in stages or DESCRIBED for launch in stage(name).small()}.values())
+    return list({str(launch): launch for name in stages or STAGES for launch in stage(name).small()}.values())
 
 
 def signatures_for(target: tuple[int, int]) -> list[Signature]:
@@ -61,12 +46,12 @@ def signatures_for(target: tuple[int, int]) -> list[Signature]:
 
 def large_launches() -> list[Any]:
     """The Launches of the sizes of models, for GPUs."""
-    return [launch for name in DESCRIBED for launch in getattr(stage(name), "large", tuple)()]
+    return [launch for name in STAGES for launch in getattr(stage(name), "large", tuple)()]
 
 
 def measured_launches() -> list[Any]:
     """The rows of `minllm bench kernels` that are launches of the catalogue."""
-    return [row for name in DESCRIBED for row in getattr(stage(name), "measured", tuple)()]
+    return [row for name in STAGES for row in getattr(stage(name), "measured", tuple)()]
 
 
 def one_per_kernel() -> dict[Any, list[str]]:

@@ -24,9 +24,9 @@ class Inspection:
     """One kernel for one target.
 
     Registers, spills and stack are per thread, shared memory per block, all in bytes except registers. register_budget, wanted_blocks,
-    accepted_spill_bytes, why_float64: design assumptions (see Specimen). instructions: {opcode: number of occurrences in the code}, None if
-    nvdisasm is missing. float64, local_memory: instructions that compute in float64, or use local memory. missing: patterns of required
-    instructions that are absent.
+    accepted_spill_bytes, why_float64: design assumptions (catalogue.launch.MachineCode). instructions: {opcode: number of occurrences in
+    the code}, None if nvdisasm is missing. float64, local_memory: instructions that compute in float64, or use local memory. missing:
+    patterns of required instructions that are absent.
     """
 
     name: str
@@ -85,50 +85,50 @@ def parse_compute_capability(text: str) -> tuple[int, int]:
     return capability
 
 
-def find_specimens(query: str | None) -> list:
-    """The specimens that `query` selects: all for None; the one with that name; else all that match.
+def find_kernels(query: str | None) -> list:
+    """The MachineCode that `query` selects: all for None; the one with that name; else all that match.
 
     A name matches if it contains every word of `query`, or fits it as a pattern. Raises InvalidOptionError if there is no match.
     """
     require_compiler_packages()
     from minllm.catalogue import machine_code
 
-    specimens = machine_code()
+    every = machine_code()
     if not query:
-        return list(specimens.values())
-    if query in specimens:
-        return [specimens[query]]
+        return list(every.values())
+    if query in every:
+        return [every[query]]
     words = query.lower().split()
-    found = [s for name, s in specimens.items() if all(word in name.lower() for word in words) or fnmatch.fnmatch(name, query)]
+    found = [one for name, one in every.items() if all(word in name.lower() for word in words) or fnmatch.fnmatch(name, query)]
     if not found:
-        pieces = sorted({"/".join(name.split("/")[:depth]) for name in specimens for depth in (1, 2, 3)} | set(specimens))
+        pieces = sorted({"/".join(name.split("/")[:depth]) for name in every for depth in (1, 2, 3)} | set(every))
         close = difflib.get_close_matches(query, pieces, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else "`minllm inspect` lists them all."
         raise InvalidOptionError(f"there is no kernel called {query}: {hint}")
     return found
 
 
-def inspect_specimen(specimen, compute_capability: tuple[int, int]) -> Inspection:
-    """Compile a specimen (or read it from the cache) and inspect it.
+def inspect_kernel(code, compute_capability: tuple[int, int]) -> Inspection:
+    """Compile a MachineCode (or read it from the cache) and inspect it.
 
     Raises KernelCompilationError if it cannot be compiled, or if the toolkit's wheels are missing.
     """
     from minllm.runtime.machine_code import float64_instructions, instruction_mix, local_memory_instructions
 
     require_toolkit()
-    compiled = specimen.compile(compute_capability)
+    compiled = code.compile(compute_capability)
     sass = compiled.sass() if has_nvdisasm() else []
     mix = instruction_mix(sass) if sass else None
-    missing = [pattern for pattern in specimen.contains if mix is not None and not fnmatch.filter(mix, pattern)]
-    shared_bytes = compiled.shared_bytes + specimen.shared_bytes
+    missing = [pattern for pattern in code.contains if mix is not None and not fnmatch.filter(mix, pattern)]
+    shared_bytes = compiled.shared_bytes + code.shared_bytes
     return Inspection(
-        name=specimen.name, kernel=specimen.kernel.__name__, source=source_of(specimen.kernel.function), target=compiled.target,
-        threads=specimen.threads, registers=compiled.registers, register_budget=specimen.registers,
-        spill_bytes=compiled.spill_bytes, accepted_spill_bytes=specimen.spills.get(compute_capability, 0),
-        stack_bytes=compiled.stack_bytes, static_shared_bytes=compiled.shared_bytes, dynamic_shared_bytes=specimen.shared_bytes,
-        wanted_blocks=specimen.blocks,
-        occupancy=occupancy(compute_capability, specimen.threads, compiled.registers, shared_bytes),
-        instructions=mix, float64=float64_instructions(sass), why_float64=specimen.float64,
+        name=code.name, kernel=code.kernel.__name__, source=source_of(code.kernel.function), target=compiled.target,
+        threads=code.threads, registers=compiled.registers, register_budget=code.registers,
+        spill_bytes=compiled.spill_bytes, accepted_spill_bytes=code.spills.get(compute_capability, 0),
+        stack_bytes=compiled.stack_bytes, static_shared_bytes=compiled.shared_bytes, dynamic_shared_bytes=code.shared_bytes,
+        wanted_blocks=code.blocks,
+        occupancy=occupancy(compute_capability, code.threads, compiled.registers, shared_bytes),
+        instructions=mix, float64=float64_instructions(sass), why_float64=code.float64,
         local_memory=local_memory_instructions(sass), missing=missing,
     )  # fmt: skip
 

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from minllm.cli.inspection import (
     Inspection,
-    find_specimens,
+    find_kernels,
     has_nvdisasm,
-    inspect_specimen,
+    inspect_kernel,
     parse_compute_capability,
     require_toolkit,
     source_of,
@@ -24,31 +24,31 @@ NVDISASM = "pip install 'minllm[inspect]'"
 def run(kernel: str | None, cc: str, *, ptx: bool, sass: bool, json_file: Path | None) -> None:
     """List the kernels, or compile those that `kernel` selects and print the results."""
     capability = parse_compute_capability(cc)
-    specimens = find_specimens(kernel)
+    codes = find_kernels(kernel)
     out = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
     if not kernel:
-        facts = [list_entry(specimen) for specimen in specimens]
+        facts = [list_entry(code) for code in codes]
         print_list(out, facts)
-    elif len(specimens) > 1:
+    elif len(codes) > 1:
         if ptx or sass:
-            raise KernelCompilationError(f"{kernel} means {len(specimens)} kernels: PTX and SASS are shown of one; give a whole name")
-        inspections = [inspect_specimen(specimen, capability) for specimen in with_status(specimens)]
+            raise KernelCompilationError(f"{kernel} means {len(codes)} kernels: PTX and SASS are shown of one; give a whole name")
+        inspections = [inspect_kernel(code, capability) for code in with_status(codes)]
         print_table(out, inspections)
         facts = [inspection.as_dict() for inspection in inspections]
     else:
-        [specimen] = with_status(specimens)
-        inspection = inspect_specimen(specimen, capability)
-        print_inspection(out, inspection, specimen)
-        facts = inspection.as_dict() | print_listings(out, specimen, capability, ptx, sass)
+        [code] = with_status(codes)
+        inspection = inspect_kernel(code, capability)
+        print_inspection(out, inspection, code)
+        facts = inspection.as_dict() | print_listings(out, code, capability, ptx, sass)
     if json_file is not None:
         text = json.dumps(facts, indent=2) + "\n"
         sys.stdout.write(text) if str(json_file) == "-" else json_file.write_text(text, encoding="utf-8")
 
 
-def list_entry(specimen) -> dict:
+def list_entry(code) -> dict:
     """The facts about a kernel that are known without compiling it."""
-    return {"name": specimen.name, "source": source_of(specimen.kernel.function), "threads": specimen.threads,
-            "register_budget": specimen.registers, "dynamic_shared_bytes": specimen.shared_bytes}  # fmt: skip
+    return {"name": code.name, "source": source_of(code.kernel.function), "threads": code.threads,
+            "register_budget": code.registers, "dynamic_shared_bytes": code.shared_bytes}  # fmt: skip
 
 
 def print_list(out: Console, entries: list[dict]) -> None:
@@ -79,9 +79,9 @@ def print_columns(out: Console, rows: list[list[str]]) -> None:
         out.print("  ".join(cells).rstrip(), markup=False)
 
 
-def print_inspection(out: Console, it: Inspection, specimen) -> None:
+def print_inspection(out: Console, it: Inspection, code) -> None:
     """Print all facts about one kernel except its code."""
-    signature = ", ".join(str(argument) for argument in specimen.arguments)
+    signature = ", ".join(str(argument) for argument in code.arguments)
     limits = ", ".join(f"{name} {blocks}" for name, blocks in it.occupancy.limits.items())
     shared = f"{it.static_shared_bytes} bytes of static and {it.dynamic_shared_bytes} of dynamic shared memory"
     rows = {
@@ -108,7 +108,7 @@ def print_inspection(out: Console, it: Inspection, specimen) -> None:
         out.print(f"  {count:>6}  {opcode}", markup=False)
 
 
-def print_listings(out: Console, specimen, capability: tuple[int, int], ptx: bool, sass: bool) -> dict:
+def print_listings(out: Console, code, capability: tuple[int, int], ptx: bool, sass: bool) -> dict:
     """Print PTX and SASS, each piece under its line of Python; returns the same for JSON."""
     from minllm.runtime.compiler import compile_listing
     from minllm.runtime.listing import ptx_pieces, sass_pieces
@@ -118,7 +118,7 @@ def print_listings(out: Console, specimen, capability: tuple[int, int], ptx: boo
     require_toolkit()
     if sass and not has_nvdisasm():
         raise KernelCompilationError(f"SASS is shown by nvdisasm, which is not installed: {NVDISASM}")
-    compiled, text = compile_listing(specimen.kernel.function, specimen.arguments, capability, **specimen.kernel.options)
+    compiled, text = compile_listing(code.kernel.function, code.arguments, capability, **code.kernel.options)
     pieces = {"ptx": ptx_pieces(text)} if ptx else {}
     if sass:
         pieces["sass"] = sass_pieces(compiled.disassembly("-g"))
@@ -134,12 +134,12 @@ def print_listings(out: Console, specimen, capability: tuple[int, int], ptx: boo
     }
 
 
-def with_status(specimens: list) -> Iterator:
-    """Iterates over the specimens; on a terminal, standard error shows the name of the current one."""
+def with_status(codes: list) -> Iterator:
+    """Iterates over the kernels; on a terminal, standard error shows the name of the current one."""
     if not sys.stderr.isatty():
-        yield from specimens
+        yield from codes
         return
     with Console(stderr=True).status("") as status:
-        for specimen in specimens:
-            status.update(f"compiling {specimen.name}")
-            yield specimen
+        for code in codes:
+            status.update(f"compiling {code.name}")
+            yield code

@@ -1,13 +1,12 @@
 """Variants of a stage: one line in the stage's table registers a kernel; everything else looks it up there.
 
-The tables are attention/variants.py and matmul/variants.py. From them come the parameters of tests, the specimens of the compile gate and
+The tables are attention/variants.py and matmul/variants.py. From them come the parameters of tests, the kernels of the compile gate and
 of `minllm inspect`, the cases of `minllm bench kernels`, and the names for LLM(kernel_variants=...). choice.py beside each table decides
 which variant serves which call. A table imports each kernel on first use, so that reading the table costs nothing.
 """
 
 import functools
 import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +19,7 @@ ALL_DTYPES, HALF_DTYPES = ("float32", "float16", "bfloat16"), ("float16", "bfloa
 class Variant:
     """One kernel of a stage, and what it supports.
 
-    Its module may define why_not(*arrays), which returns the reason why it cannot serve these arrays, or None. The module, or a package
-    around it, has a function or a module `specimens`, unless the catalogue describes its launches.
+    Its module may define why_not(*arrays), which returns the reason why it cannot serve these arrays, or None.
     """
 
     name: str
@@ -106,20 +104,3 @@ class Variants(Mapping[str, Any]):
     def stand_in(self, name: str) -> Any:
         """The launcher of a variant's stand-in, for arrays that its own kernel cannot serve."""
         return self[self.entry(name).stand_in]
-
-    def specimens(self) -> Iterator[Any]:
-        """The specimens of all variants: those of each module, or of the nearest package that contains it, once; none if it has none."""
-        for module in filter(None, dict.fromkeys(map(self.specimens_module, self.entries))):
-            yield from module.specimens()
-
-    def specimens_module(self, name: str) -> Any:
-        """The module with the function `specimens` that lists those of this variant; None if the catalogue describes it."""
-        module = self.module(name)
-        if hasattr(module, "specimens"):
-            return module
-        package = module.__name__.rpartition(".")[0]
-        while importlib.util.find_spec(f"{package}.specimens") is None:
-            if package == self.package:
-                return None
-            package = package.rpartition(".")[0]
-        return importlib.import_module(f"{package}.specimens")

@@ -67,9 +67,9 @@ def test_several_kernels_make_a_table(tmp_path, request):
 @pytest.mark.parametrize("name", ["activation/silu/vectors/float32", "activation/silu/vectors/bfloat16"])
 def test_line_numbers_do_not_change_the_code(name, capability):
     """The listing is of the code that runs, and its pieces hold all of it."""
-    specimen = machine_code()[name]
-    with_lines, ptx = compiler.compile_listing(specimen.kernel.function, specimen.arguments, capability, **specimen.kernel.options)
-    sass = specimen.compile(capability).sass()
+    code = machine_code()[name]
+    with_lines, ptx = compiler.compile_listing(code.kernel.function, code.arguments, capability, **code.kernel.options)
+    sass = code.compile(capability).sass()
     assert with_lines.sass() == sass
     pieces = listing.sass_pieces(with_lines.disassembly("-g"))
     assert [text.strip() for piece in pieces for text in piece.instructions if not text.startswith(".L")] == sass
@@ -116,9 +116,9 @@ def test_ways_to_write_a_compute_capability(text):
 
 @pytest.mark.parametrize("query, count", [(KERNEL, 1), ("silu vectors", 3), ("activation/*/vectors/float16", 3)])
 def test_what_a_name_means(query, count):
-    assert len(inspection.find_specimens(query)) == count
+    assert len(inspection.find_kernels(query)) == count
 
 
 def test_an_empty_match_is_an_error():
     with pytest.raises(InvalidOptionError, match="there is no kernel called"):
-        inspection.find_specimens("silu tensor")
+        inspection.find_kernels("silu tensor")

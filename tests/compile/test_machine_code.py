@@ -1,8 +1,8 @@
 """Kernel variants, compiled for every generation without a GPU: no spill, no stack frame, no register over the budget, no float64.
 
-Without --exhaustive a covering selection of (specimen, target) is compiled (tests/covering.py): every kernel function and every variant;
+Without --exhaustive a covering selection of (kernel, target) is compiled (tests/covering.py): every kernel function and every variant;
 every stage for each of its targets, its dtypes and its cache formats; every dtype for every target. Of equals it takes one that another
-test compiles too, because the disk cache holds it for both. With --exhaustive it is every specimen: bfloat16 for all four generations, and
+test compiles too, because the disk cache holds it for both. With --exhaustive it is every kernel: bfloat16 for all four generations, and
 dtypes that differ from it in nothing but the arrays for Hopper alone, or for all four too with MINLLM_GATE=full.
 """
 
@@ -14,23 +14,23 @@ import pytest
 
 from minllm.catalogue import STAGES, machine_code
 from minllm.cli import inspection
-from minllm.cli.inspection import inspect_specimen
+from minllm.cli.inspection import inspect_kernel
 from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.devices import missing_compilers
 from tests.compile.table import PROPERTY
 from tests.covering import covering
 
-SPECIMENS = machine_code()
+EVERY = machine_code()
 HOPPER = (9, 0)
 FULL = os.environ.get("MINLLM_GATE") == "full"
-LOADS = {  # specimen: the loads of 16 bytes that start before the first of them is used
+LOADS = {  # kernel: the loads of 16 bytes that start before the first of them is used
     "normalization/layer_norm/vectors/2/bfloat16": 4,  # two vectors of x and of the residual
     "rope/vectors/bfloat16": 8,  # two heads of two vectors, and the angles
     "kv/qkv_rope_append/vectors/128/2/bfloat16": 8,
     "kv/qkv_rope_append/vectors/128_with_norm/2/bfloat16": 8,
     "kv/qkv_rope_append/vectors/128_with_norm/1/bfloat16": 8,  # one head, the angles and the weights
 }
-# Specimens that tests compile for Hopper to see the order of their instructions: here, and in tests/kernels.
+# Kernels that tests compile for Hopper to see the order of their instructions: here, and in tests/kernels.
 COMPILED_BY_OTHERS = {
     *LOADS,
     *(f"matmul/wgmma/{name}/bfloat16" for name in ("128x256/cluster", "128x256/silu", "bias", "64x96/cluster/early")),
@@ -42,28 +42,28 @@ COMPILED_BY_OTHERS = {
 
 
 def exhaustive_targets():
-    """{name: the targets for which --exhaustive compiles a specimen}."""
+    """{name: the targets for which --exhaustive compiles a kernel}."""
     found = {}
-    for name, specimen in SPECIMENS.items():
+    for name, code in EVERY.items():
         rest, _, dtype = name.rpartition("/")
-        is_another_dtype = dtype in ("float32", "float16") and f"{rest}/bfloat16" in SPECIMENS
-        found[name] = (HOPPER,) if is_another_dtype and not FULL else specimen.targets
+        is_another_dtype = dtype in ("float32", "float16") and f"{rest}/bfloat16" in EVERY
+        found[name] = (HOPPER,) if is_another_dtype and not FULL else code.targets
     return found
 
 
 def features(pair):
-    """What the selection must meet of a specimen for a target."""
+    """What the selection must meet of a kernel for a target."""
     name, target = pair
     stage, variant, *words = name.split("/")
-    function, dtype = SPECIMENS[name].kernel.function, words[-1] if words else ""
+    function, dtype = EVERY[name].kernel.function, words[-1] if words else ""
     variant, function = f"{stage}/{variant}", (function.__module__, function.__name__)
     formats = [(stage, word) for word in words if word in KV_FORMATS]
     return [function, variant, (stage, target), (stage, dtype), (dtype, target), *formats]
 
 
 def all_pairs():
-    """Every specimen with each of its targets, as (name, target); those that other tests compile are first."""
-    pairs = [(name, target) for name, specimen in SPECIMENS.items() for target in specimen.targets]
+    """Every kernel with each of its targets, as (name, target); those that other tests compile are first."""
+    pairs = [(name, target) for name, code in EVERY.items() for target in code.targets]
     return sorted(pairs, key=lambda pair: pair[0] not in COMPILED_BY_OTHERS or pair[1] != HOPPER)
 
 
@@ -76,7 +76,7 @@ def selected_targets():
 
 
 def pytest_generate_tests(metafunc):
-    """One test per specimen, with all its targets: Numba then types and lowers the kernel's device functions once."""
+    """One test per kernel, with all its targets: Numba then types and lowers the kernel's device functions once."""
     if "targets" in metafunc.fixturenames:
         chosen = exhaustive_targets() if metafunc.config.option.exhaustive else selected_targets()
         metafunc.parametrize(("name", "targets"), chosen.items(), ids=chosen)
@@ -92,7 +92,7 @@ def toolkit():
 
 
 def test_machine_code_is_as_designed(name, targets, record_property):
-    inspections = [inspect_specimen(SPECIMENS[name], target) for target in targets]
+    inspections = [inspect_kernel(EVERY[name], target) for target in targets]
     for it in inspections:
         row = dict(name=name, target=it.target, registers=it.registers, budget=it.register_budget, blocks=it.occupancy.blocks,
                    wanted_blocks=it.wanted_blocks, faults=it.faults())  # fmt: skip
@@ -103,29 +103,29 @@ def test_machine_code_is_as_designed(name, targets, record_property):
 @pytest.mark.parametrize("name, loads", LOADS.items())
 def test_loads_do_not_wait_for_each_other(name, loads):
     """Before the first instruction that uses what came, the one that takes the upper of two bfloat16, all loads have started."""
-    code = SPECIMENS[name].compile(HOPPER).sass()
+    code = EVERY[name].compile(HOPPER).sass()
     first_use = next(i for i, line in enumerate(code) if line.startswith("LOP3") and "0xffff0000" in line)
     assert sum(bool(re.search(r"\bLDG?\.E\.128", line)) for line in code[:first_use]) == loads
 
 
 def test_the_selection_covers_every_kernel_variant_target_and_dtype():
-    assert COMPILED_BY_OTHERS <= set(SPECIMENS)
+    assert COMPILED_BY_OTHERS <= set(EVERY)
     pairs = {(name, target) for name, targets in selected_targets().items() for target in targets}
     assert {f for pair in pairs for f in features(pair)} == {f for pair in all_pairs() for f in features(pair)}
-    assert {"/".join(name.split("/")[:2]) for name, _ in pairs} == {"/".join(name.split("/")[:2]) for name in SPECIMENS}
-    for stage in {name.split("/")[0] for name in SPECIMENS}:
-        theirs = [name for name in SPECIMENS if name.startswith(f"{stage}/")]
+    assert {"/".join(name.split("/")[:2]) for name, _ in pairs} == {"/".join(name.split("/")[:2]) for name in EVERY}
+    for stage in {name.split("/")[0] for name in EVERY}:
+        theirs = [name for name in EVERY if name.startswith(f"{stage}/")]
         compiled = [(name, target) for name, target in pairs if name in theirs]
-        assert {target for _, target in compiled} == {target for name in theirs for target in SPECIMENS[name].targets}
+        assert {target for _, target in compiled} == {target for name in theirs for target in EVERY[name].targets}
         assert {name.split("/")[-1] for name, _ in compiled} == {name.split("/")[-1] for name in theirs}
     assert len(pairs) < len(all_pairs()) / 10 and selected_targets() == selected_targets()
 
 
-def test_every_kernel_of_the_package_is_a_specimen():
+def test_every_kernel_of_the_package_is_compiled():
     """A kernel that is forgotten in the lists would pass unseen."""
     from tests.compile.kernels_in_sources import kernel_names
 
-    listed = {(specimen.kernel.__module__, specimen.kernel.function.__name__) for specimen in SPECIMENS.values()}
+    listed = {(code.kernel.__module__, code.kernel.function.__name__) for code in EVERY.values()}
     assert kernel_names(STAGES) <= listed
 
 

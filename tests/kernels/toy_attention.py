@@ -8,8 +8,6 @@ import math
 from numba import cuda, float32, int32
 
 from minllm.kernels.attention.common.arguments import check_arguments
-from minllm.kernels.specimen import FLOAT32, INT32, Specimen, array
-from minllm.machine.numba_cuda import types
 from minllm.runtime.kernel import kernel, launch
 
 
@@ -61,10 +59,3 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     launch(toy_kernel, (sizes.tokens, sizes.heads), sizes.head_dim, (*inputs, float(scale), int(sliding_window)), stream)
-
-
-def specimens():
-    """One."""
-    rows, cache, vector = array("bfloat16", 3), array("bfloat16", 4), array(types.int32, 1)
-    arguments = (rows, cache, cache, rows, vector, vector, array(INT32, 2), FLOAT32, INT32)
-    yield Specimen("attention/toy/bfloat16", toy_kernel, arguments, threads=128, blocks=4)

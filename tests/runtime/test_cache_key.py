@@ -214,8 +214,8 @@ def test_the_key_is_the_same_in_another_process(request):
     code = f"""
     from minllm.catalogue import machine_code
     from minllm.runtime.cache_key import cache_key
-    for specimen in list(machine_code().values())[{compared}]:
-        print(cache_key(specimen.kernel.function, specimen.arguments, (9, 0), specimen.kernel.options))
+    for one in list(machine_code().values())[{compared}]:
+        print(cache_key(one.kernel.function, one.arguments, (9, 0), one.kernel.options))
     """
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another one than that of this process
     environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(PACKAGE.parent), "HOME": "/nonexistent"}

@@ -1,15 +1,21 @@
-"""The launches of attention, a module a group of families; minllm/kernels/attention/**/specimens.py lists those not described yet."""
+"""The launches of attention, a module a group of families."""
 
 import itertools
 
 from minllm.catalogue.attention import caps, prompts, rungs, splits, steps, trees, windows
+from minllm.catalogue.attention.paged import attention
+from minllm.catalogue.launch import MachineCode
+from minllm.kernels.attention import VARIANTS
 
 FAMILIES = (rungs, prompts, splits, steps, windows, trees, caps)
 
 
 def compiled():
-    """The MachineCode of all families."""
-    return itertools.chain.from_iterable(family.compiled() for family in FAMILIES)
+    """The MachineCode of all families, and of variants that are in the table alone: of a decode step."""
+    listed = [one for family in FAMILIES for one in family.compiled()]
+    described = {one.name.split("/")[1] for one in listed}
+    others = (name for name in VARIANTS.names() if name not in described)
+    return [*listed, *(MachineCode(f"attention/{name}/bfloat16", attention(name, (1,), (20,)), blocks=1) for name in others)]
 
 
 def small():

@@ -6,7 +6,7 @@ from minllm.catalogue.attention.quantized import WEIGHTS, fill_with_codes, quant
 from minllm.catalogue.attention.steps import named
 from minllm.catalogue.kv import quantized_arrays, quantized_caches
 from minllm.catalogue.launch import HOPPER, WIDE, Launch, MachineCode, Moved, describes, returns
-from minllm.catalogue.rows import BFLOAT16
+from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
@@ -104,3 +104,9 @@ def small():
     """A step of two sequences, then chunks of prompts with padding."""
     yield residual_window((1, 1), (72, 97), "int8", 32, 2, 1)
     yield residual_window((3, 0, 2), (70, 4, 40), "kivi_int4", 32, 2, 1, 32, sliding_window=50)
+
+
+def large():
+    """Steps and a prompt of long contexts in float16."""
+    for query_lens, context_lens in (((1, 1), (1337, 290)), ((100,), (400,))):
+        yield residual_window(query_lens, context_lens, "kivi_int4", WINDOW, 16, 4, 128, FLOAT16)

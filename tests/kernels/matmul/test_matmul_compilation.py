@@ -16,8 +16,8 @@ HOPPER = (9, 0)
 
 def test_the_large_tile_multiplies_without_a_pause():
     large = tensor_core.TILINGS[0]
-    specimen = machine_code()[f"matmul/tensor_core/{large.tile_m}x{large.tile_n}/bfloat16"]
-    found = opcodes(specimen.compile(HOPPER).sass())
+    code = machine_code()[f"matmul/tensor_core/{large.tile_m}x{large.tile_n}/bfloat16"]
+    found = opcodes(code.compile(HOPPER).sass())
     products = [i for i, opcode in enumerate(found) if opcode.startswith("HMMA")]
     between = found[products[0] : products[-1]]
     assert len(products) == 64  # all of a tile: 2 steps of 32, unrolled
