@@ -63,7 +63,7 @@ def quantized_attention(
         return attention_reference(query, *quantized_caches(found, caches, found.keys_by_channel), *lens, scale)
 
     moved = {}
-    if len(query_lens) == 1:
+    if len(query_lens) == 1 and variant in FORMULAS_OF_CODES:
         sizes = Sizes(query_lens[0], context_lens[0], heads, kv_heads, head_dim, dtype.itemsize, block_size)
         moved = FORMULAS_OF_CODES[variant](sizes, found, options)
     return Launch(arrays, call, returns(("out",), reference), moved, indices=INDICES, slack=max(SLACK[dtype], WEIGHTS))

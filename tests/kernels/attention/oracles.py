@@ -3,7 +3,8 @@
 import numpy as np
 
 from minllm.catalogue.attention.trees import TREES
-from minllm.catalogue.kv import last_layer
+from minllm.catalogue.kv import last_layer, quantized_caches
+from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.speculation.trees import path_of
 
 
@@ -17,6 +18,46 @@ def attention(shape, query, key_cache, value_cache, out, query_start, context_le
             seen = [i for i in range(position + 1) if not window or i > position - window]
             right[row] = weighted_values(query[row], *(at(cache, table, seen) for cache in caches), cap)
     return dict(out=right)
+
+
+def quantized_attention(shape, query, out, query_start, context_lens, block_tables, **arrays):
+    """Each row over the keys up to its own position, or over those that it reads as codes."""
+    caches, window, right = meant(shape, arrays), shape["residual_window"], np.zeros(out.shape)
+    for table, first, last, context in zip(block_tables, query_start, query_start[1:], context_lens, strict=False):
+        for row in range(first, last):
+            position = context - last + row
+            seen = range(exact_from(position, window) if window else position + 1)
+            right[row] = weighted_values(query[row], *(at(cache, table, seen) for cache in caches))
+    return dict(out=right)
+
+
+def residual_window(shape, query, recent_key, recent_value, out, query_start, context_lens, block_tables, recent_tables, **arrays):
+    """Each row over the codes of older keys and the recent keys as they are."""
+    parts = list(zip(meant(shape, arrays), (recent_key, recent_value), strict=True))
+    window, sliding, right = shape["window"], shape["sliding_window"], np.zeros(out.shape)
+    for b, context in enumerate(context_lens):
+        first, last = query_start[b : b + 2]
+        base = exact_from(context - (last - first), window)  # the first position in the cache of recent keys
+        for row in range(first, last):
+            position = context - last + row
+            start, border = max(0, position + 1 - sliding) if sliding else 0, exact_from(position, window)
+            exact = [i - base for i in range(max(start, border), position + 1)]
+            seen = (
+                np.concatenate([at(codes, block_tables[b], range(start, border)), at(own, recent_tables[b], exact)]) for codes, own in parts
+            )
+            right[row] = weighted_values(query[row], *seen)
+    return dict(out=right)
+
+
+def exact_from(position, window):
+    """The first key that the row at a position reads as it is: groups of 32 before its window are codes."""
+    return max(0, position + 1 - window) // 32 * 32
+
+
+def meant(shape, arrays):
+    """The numbers that the caches of codes stand for."""
+    found = kv_format(shape["form"], shape["head_dim"], shape.get("group_size"))
+    return [cache.read(lambda array: array) for cache in quantized_caches(found, arrays, found.keys_by_channel)]
 
 
 def tree_attention(shape, query, key_cache, value_cache, out, query_start, context_lens, block_tables, depths, words):
