@@ -55,16 +55,16 @@ def measured_launches() -> list[Any]:
 
 
 def one_per_kernel() -> dict[Any, list[str]]:
-    """{Launch: names of kernels} that together launch every kernel, in every form of weights, whose traffic a formula gives.
+    """{Launch: names of kernels} that together launch every kernel, of each variant and form of codes, whose traffic a formula gives.
 
     It is the first small launch of each.
     """
     found, met = {}, set()
     for launch in small_launches():
-        form = launch.shape.get("form")
-        names = {one.name for one in launch.dry_run((9, 0)) if (one.name, form) not in met}
+        which = launch.shape.get("variant"), launch.shape.get("form")
+        names = {one.name for one in launch.dry_run((9, 0)) if (one.name, which) not in met}
         arrays = launch.arrays(Noise(length=SHORT)) if names else {}
         if names := {name for name in names if launch.moved_by(name, arrays)}:
             found[launch] = sorted(names)
-            met |= {(name, form) for name in names}
+            met |= {(name, which) for name in names}
     return found

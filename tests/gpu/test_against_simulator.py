@@ -69,7 +69,7 @@ def run_on_both(row, device, monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name not in SEVERAL_GPUS])
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in SEVERAL_GPUS], ids=str)
 def test_the_gpu_and_the_simulator_write_the_same(name, device, monkeypatch):
     if "wgmma" in name and current_device().compute_capability != HOPPER:
         pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")

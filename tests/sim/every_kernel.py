@@ -7,7 +7,7 @@ docstrings leave out, are listed by name, so that no array goes uncounted.
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -18,14 +18,10 @@ import minllm.kernels
 from minllm.catalogue import one_per_kernel
 from minllm.catalogue.launch import Moved
 from minllm.catalogue.noise import SHORT, Noise
-from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
-from minllm.kernels.quantization.cache import allocate
-from minllm.kernels.quantization.formats import kv_format
-from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.launches import HostOps
 
@@ -97,12 +93,6 @@ def integers(*values):
     return np.array(values, np.int32)
 
 
-def quantized_caches(name, kv_heads, D):
-    found = kv_format(name, D)
-    caches = [allocate(found, 2, 4, kv_heads, np.zeros, np.array) for _ in range(2)]
-    return replace(caches[0], smoothing=np.ones((3, kv_heads, D), np.float32)), caches[1]
-
-
 def as_of_many_tokens(*arguments):
     """`qkv_rope_append` with the kernel in which a thread has two heads."""
     with patch.object(qkv_rope_append_vector, "MANY_TOKENS", 1):
@@ -146,34 +136,6 @@ def wgmma_product_with_silu():
     x, gate_up = np.ones((M, K), BFLOAT16), np.round(numbers(2 * F, K))
     gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
     return partial(matmul_silu_and_multiply, x, gate_up, numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
-
-
-# Attention: `pairs` are the visible (query, key) pairs of one head of a prompt of T tokens.
-
-LENS = ("query_start", "context_lens", "block_tables")
-
-
-def prompt(T, heads, kv_heads, head_dim, dtype):
-    """A prompt's launch arguments."""
-    arrays = make_arrays(AttentionCase((T,), (T,), heads, kv_heads, head_dim, dtype=dtype))
-    inputs = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables)
-    return *inputs, arrays.scale
-
-
-def keys_of_tiles(T, tile):
-    """Keys that the tiles of queries of a prompt load, summed."""
-    return sum(min(T, first + tile) for first in range(0, T, tile))
-
-
-@row
-def flash_attention_2_in_float32():
-    T, heads, kv_heads, D, b, query_tile = 20, 2, 1, 16, 4, 8
-    loaded, rows = heads * keys_of_tiles(T, query_tile) * D * b, T * heads * D * b
-    asked = dict(query=rows, key_cache=loaded, value_cache=loaded, out=rows)
-    different = dict(key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
-    arguments = prompt(T, heads, kv_heads, D, FLOAT32)
-    run = partial(flash_attention_2.attention, *arguments, tiles=(4, 8, 2, 2))
-    return run, {"flash_attention_2_kernel": Moved(asked, different)}, LENS
 
 
 def kernels_of_the_package():

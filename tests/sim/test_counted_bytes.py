@@ -13,7 +13,7 @@ from tests.sim.every_kernel import ROUNDED, ROWS, kernels_of_the_package
 pytestmark = pytest.mark.results_only
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS, ids=str)
 def test_counted_bytes_are_those_of_the_formula(name):
     expected = ROWS[name]
     with tracing() as traces, detecting(False):

@@ -84,6 +84,16 @@ def flash_attention_2(sizes, options):
     return {"flash_attention_2_kernel": Moved(asked, dict(key_cache=sizes.cached, value_cache=sizes.cached), flops)}
 
 
+def flash_attention_2_float32(sizes, options):
+    """The same tiles without tensor cores: threads by rows and by keys, each of several."""
+    if not sizes.is_prompt or "tiles" not in options:
+        return {}
+    thread_rows, _, rows, _ = options["tiles"]
+    loaded = sizes.heads * sum(sizes.ends(thread_rows * rows)) * sizes.D * sizes.b
+    asked = dict(query=sizes.rows, key_cache=loaded, value_cache=loaded, out=sizes.rows)
+    return {"flash_attention_2_kernel": Moved(asked, dict(key_cache=sizes.cached, value_cache=sizes.cached))}
+
+
 def flash_attention_3(sizes, options):
     """The same, in whole pages."""
     if not sizes.is_prompt or "shape" not in options:
@@ -161,8 +171,8 @@ def split_cluster(sizes, options):
 FORMULAS = {
     one.__name__: one
     for one in (
-        *(materialized, flash_attention_1, flash_attention_2, flash_attention_3, split_kv, fixed_split),
-        *(split_tensor_core, split_cluster),
+        *(materialized, flash_attention_1, flash_attention_2, flash_attention_2_float32, flash_attention_3),
+        *(split_kv, fixed_split, split_tensor_core, split_cluster),
     )
 }
 

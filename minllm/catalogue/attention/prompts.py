@@ -87,7 +87,7 @@ def small():
     chunks = dict(query_lens=(17, 0, 4), context_lens=(35, 4, 2), heads=2, kv_heads=1, head_dim=40)
     short = dict(query_lens=(3, 0, 2), context_lens=(18, 4, 2), heads=2, kv_heads=1, head_dim=16, dtype=FLOAT16, block_size=8)
     yield prompt("flash_attention_2", 40, 2, 1, 32, tiles=(16, 16, 1))
-    yield prompt("flash_attention_2", 20, 2, 1, 16, FLOAT32, tiles=(4, 8, 2, 2))
+    yield prompt("flash_attention_2_float32", 20, 2, 1, 16, FLOAT32, tiles=(4, 8, 2, 2))
     yield attention("flash_attention_2", **chunks, sliding_window=9, block_size=5, tiles=(16, 16, 1))
     yield attention("flash_attention_2", **short, layers=3, tiles=(16, 16, 1))
     yield quantized_attention("flash_attention_2_quantized", (40,), (40,), "int8", 2, 1, 32, tiles=(16, 16, 1))

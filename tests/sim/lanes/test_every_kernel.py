@@ -53,7 +53,7 @@ class Comparison:
 
 @pytest.mark.covering("stage", "detect")
 @pytest.mark.parametrize("detect", [True, False])
-@pytest.mark.parametrize("name, stage", [(name, stage_of(name)) for name in ROWS])
+@pytest.mark.parametrize("name, stage", [(name, stage_of(name)) for name in ROWS], ids=str)
 def test_both_engines_leave_the_same_bits(name, stage, detect, monkeypatch):
     comparison = Comparison()
     monkeypatch.setattr(simulator, "run_in_lanes", comparison.lanes)
