@@ -5,13 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from minllm.bench.kernel_case import FLOAT32, case_of
-from minllm.bench.kernel_cases import (
-    attention,
-    quantized_attention,
-    quantized_prefill,
-    tree_attention,
-    window_attention,
-)
+from minllm.bench.kernel_cases import attention, quantized_attention, quantized_prefill, window_attention
 from minllm.catalogue import measured_launches, small_launches
 from minllm.catalogue.matmul.quantized_measured import row as quantized_row
 from minllm.kernels.attention import VARIANTS as ATTENTION
@@ -34,7 +28,6 @@ TINY_CASES = [
     quantized_attention.quantized_decode_case("fp8_e4m3", 2, 20, heads=4, kv_heads=1, head_dim=16, layout="ragged"),
     attention.soft_capped_case(2, 5, 5, **TINY_HEADS),
     attention.soft_capped_case(2, 1, 20, **TINY_HEADS),
-    tree_attention.tree_case(2, 20, **TINY_HEADS),
     window_attention.window_case("int8", 1, 64, 1, heads=2, kv_heads=1, head_dim=16, window=32),
     window_attention.window_case("kivi_int4", 1, 64, 3, heads=1, kv_heads=1, head_dim=32, window=32),
     quantized_prefill.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),

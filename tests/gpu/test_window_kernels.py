@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16
+from tests.kernels.attention.case_lists import BFLOAT16
 from tests.kernels.attention.log_sum_exp_runs import run_log_sum_exp
-from tests.kernels.attention.state_cases import run_merge
 from tests.kernels.attention.test_log_sum_exp import LAUNCHES
 from tests.kernels.attention.test_residual_window import DECODES, PROMPTS
 from tests.kernels.attention.window_cases import WindowCase
@@ -39,9 +38,3 @@ def test_residual_window(device, case):
 @pytest.mark.parametrize(("module", "case", "name", "options"), LAUNCHES, ids=str)
 def test_log_sum_exp(device, module, case, name, options):
     run_log_sum_exp(device, module, case, name, **options)
-
-
-@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16], ids=str)
-@pytest.mark.parametrize("place", [None, "second"])
-def test_merge_states(device, place, dtype):
-    run_merge(device, 1001, 8, 128, dtype, rows=999, place=place)

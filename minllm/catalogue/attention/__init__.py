@@ -1,18 +1,21 @@
 """The launches of attention, a module a group of families."""
 
-import itertools
-
-from minllm.catalogue.attention import caps, prompts, rungs, splits, steps, trees, windows
+from minllm.catalogue.attention import caps, merge, prompts, rungs, splits, steps, trees, windows
 from minllm.catalogue.attention.paged import attention
 from minllm.catalogue.launch import MachineCode
 from minllm.kernels.attention import VARIANTS
 
-FAMILIES = (rungs, prompts, splits, steps, windows, trees, caps)
+FAMILIES = (rungs, prompts, splits, steps, windows, trees, caps, merge)
+
+
+def of_families(kind):
+    """What all families list in their functions of this name."""
+    return [one for family in FAMILIES if hasattr(family, kind) for one in getattr(family, kind)()]
 
 
 def compiled():
     """The MachineCode of all families, and of variants that are in the table alone: of a decode step."""
-    listed = [one for family in FAMILIES for one in family.compiled()]
+    listed = of_families("compiled")
     described = {one.name.split("/")[1] for one in listed}
     others = (name for name in VARIANTS.names() if name not in described)
     return [*listed, *(MachineCode(f"attention/{name}/bfloat16", attention(name, (1,), (20,)), blocks=1) for name in others)]
@@ -20,9 +23,14 @@ def compiled():
 
 def small():
     """The Launches of odd sizes of all families."""
-    return itertools.chain.from_iterable(family.small() for family in FAMILIES)
+    return of_families("small")
 
 
 def large():
     """The Launches of the sizes of models of all families."""
-    return itertools.chain.from_iterable(family.large() for family in FAMILIES if hasattr(family, "large"))
+    return of_families("large")
+
+
+def measured():
+    """The measured rows of all families."""
+    return of_families("measured")

@@ -2,7 +2,7 @@
 
 from minllm.catalogue.attention.paged import BLOCK_SIZE, LENS, SLACK, TENSOR_CORES, batch_of, seen_slots
 from minllm.catalogue.attention.prompts import bounded_blocks
-from minllm.catalogue.launch import Launch, MachineCode, Moved, describes, returns
+from minllm.catalogue.launch import TB_S, Launch, MachineCode, Measured, Moved, describes, returns
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.attention.tree import tree as of_trees
 from minllm.kernels.attention.tree.reference import tree_attention_reference
@@ -49,13 +49,13 @@ def tree_attention(
 
 
 def tree_moved(query_lens, context_lens, heads, kv_heads, head_dim, b):
-    """Of one sequence whose nodes fit a tile, on tensor cores: every head loads all keys once."""
-    [nodes, *more], [keys, *_] = query_lens, context_lens
-    if more or nodes > TILE or b != 2:
+    """Of trees that fit a tile, on tensor cores: every head loads all keys once."""
+    if max(query_lens) > TILE or b != 2:
         return {}
-    rows, loaded, tiles = nodes * heads * head_dim * b, keys * head_dim * b, -(-keys // TILE)
-    asked = dict(query=rows, key_cache=heads * loaded, value_cache=heads * loaded, out=rows)
-    different = dict(key_cache=kv_heads * loaded, value_cache=kv_heads * loaded)
+    rows, keys = sum(query_lens) * heads * head_dim * b, sum(context_lens) * head_dim * b
+    tiles = sum(-(-context // TILE) for context in context_lens)
+    asked = dict(query=rows, key_cache=heads * keys, value_cache=heads * keys, out=rows)
+    different = dict(key_cache=kv_heads * keys, value_cache=kv_heads * keys)
     return {"tree_attention_kernel": Moved(asked, different, 4 * head_dim * TILE * TILE * tiles * heads)}
 
 
@@ -88,3 +88,16 @@ def large():
     for dtype in (FLOAT32, BFLOAT16):
         for before in (1000, 4093):
             yield tree_attention("lookahead", (24, 3), (before + 24, 20), head_dim=128, dtype=dtype)
+
+
+def measured():
+    """Steps that verify drafts of depth up to three, in bytes of keys and values per second."""
+    tree, context, heads, kv_heads, head_dim = "drafts", 1024, 32, 8, 128
+    rows = len(TREES[tree])
+    for sequences in (1, 16, 64):
+        lens = (rows,) * sequences, (context,) * sequences
+        launch = tree_attention(tree, *lens, 0, heads, kv_heads, head_dim, block_size=BLOCK_SIZE)
+        [moved] = launch.moved.values()
+        case = f"{sequences}x{context}, {rows} nodes each, {heads}/{kv_heads} heads, d {head_dim}, {launch.dtype}"
+        work = moved.different["key_cache"] + moved.different["value_cache"]
+        yield Measured(launch, "tree", case, benchmark="decode attention of trees", unit=TB_S, work=work)

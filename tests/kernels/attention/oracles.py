@@ -72,6 +72,18 @@ def tree_attention(shape, query, key_cache, value_cache, out, query_start, conte
     return dict(out=right)
 
 
+def merge_states(shape, first, first_lse, second, second_lse, query_start, out=None):
+    """Both parts by their shares of the sum of all weights."""
+    place, used = shape["place"], query_start[-1]
+    right = dict(first=first, second=second, out=out)[place].astype(np.float64)
+    with np.errstate(invalid="ignore"):  # neither part has keys
+        both = np.logaddexp2(first_lse, second_lse, dtype=np.float64)
+        shares = [np.nan_to_num(np.exp2(lse - both)) for lse in (first_lse, second_lse)]
+    merged = sum(share[..., None] * part.astype(np.float64) for share, part in zip(shares, (first, second), strict=True))
+    right[:used] = merged[:used]
+    return {place: right}
+
+
 def at(cache, table, positions):
     """The rows of a sequence at these positions: float64 [positions, kv_heads, head_dim]."""
     size = cache.shape[1]
