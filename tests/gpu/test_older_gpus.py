@@ -5,8 +5,8 @@ import gc
 import numpy as np
 import pytest
 
+from minllm.catalogue.attention.codes import SHAPES, step
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
-from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.runtime import compiler
@@ -14,8 +14,8 @@ from minllm.runtime.kernel import Kernel
 from minllm.runtime.older_gpus import REPLACEMENTS, replace_all
 from tests.kernels.attention.case_lists import SPLIT_CASES, TENSOR_CORE_CASES
 from tests.kernels.attention.cases import run_variant
-from tests.kernels.attention.quantized_cases import EVERY_FORMAT_CASES, SHAPES, run_quantized
 from tests.kernels.guarded import FLOAT16
+from tests.kernels.launches import check
 from tests.kernels.matmul.cases import check_product, spread
 
 CASES = [case for case in TENSOR_CORE_CASES if case.dtype is np.float16]
@@ -57,7 +57,6 @@ def test_decode_steps(device, case):
     run_variant(device, split_tensor_core, case, workspace_options=dict(shape=SplitShape(4, 16, 2, 1)), shape=SplitShape(4, 16, 2, 1))
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_decode_steps_over_codes(device, name):
-    options = dict(sm_count=3, shape=SHAPES[0])
-    run_quantized(device, split_quantized, EVERY_FORMAT_CASES[0], name, workspace_options=options, **options)
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_decode_steps_over_codes(device, form):
+    check(step((1,), (1,), form, 2, 2, 32, sm_count=3, shape=SHAPES[0]), device)

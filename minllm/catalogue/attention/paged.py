@@ -16,6 +16,7 @@ INDICES = (*LENS, "arrivals")
 # Error of a row in terms of the largest output: tensor cores take weights of 16 bits, and 2**x and long sums are rounded in float32.
 SLACK = {FLOAT32: 2.0**-19, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
 CAPPED = 2.0**-22  # a capped score is a difference of float32 numbers of up to two caps
+LARGE = 2.0**-22  # scores grow with the square of the magnitude, and the rounding of a weight's exponent with them
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 
 
@@ -30,22 +31,24 @@ def batch_of(noise, query_lens, context_lens, block_size):
     return len(order), dict(query_start=start, context_lens=np.array(context_lens, np.int32), block_tables=tables)
 
 
-def seen_slots(shape, query_lens, context_lens, block_tables, sliding_window=0):
-    """Which slots of a cache [num_blocks, block_size] hold a key that a row sees."""
+def seen_slots(shape, query_lens, context_lens, block_tables, sliding_window=0, stops=None):
+    """Which slots of a cache [num_blocks, block_size] hold a key that a row sees; stops: one past the last, where not all are there."""
     seen = np.zeros(shape, bool)
-    for table, tokens, context in zip(block_tables, query_lens, context_lens, strict=True):
+    stops = context_lens if stops is None else stops
+    for table, tokens, context, stop in zip(block_tables, query_lens, context_lens, stops, strict=True):
         first = max(0, context - tokens - sliding_window + 1) if sliding_window else 0
-        position = np.arange(first, context)
+        position = np.arange(first, stop)
         seen[table[position // shape[1]], position % shape[1]] = True
     return seen
 
 
 def launch_variant(ops, module, query, key_cache, value_cache, out, lens, scale, lse, **options):
-    """Launch a variant with the workspace that it needs; lse: and with an array for the log-sum-exp of every row."""
+    """Launch a variant with the workspace that it needs; lse: and with an array for the log-sum-exp of every row -> that array."""
     shapes = module.workspace_shapes(query, key_cache, lens["block_tables"], **taken(module.workspace_shapes, options))
-    options |= dict(lse=ops.empty(query.shape[:2], FLOAT32)) if lse else {}
-    workspace = make_workspace(shapes, ops.empty, ops.zeros)
-    module.attention(query, key_cache, value_cache, out, **lens, scale=scale, workspace=workspace, stream=ops.stream, **options)
+    results = dict(lse=ops.empty(query.shape[:2], FLOAT32)) if lse else {}
+    options |= dict(workspace=make_workspace(shapes, ops.empty, ops.zeros), stream=ops.stream)
+    module.attention(query, key_cache, value_cache, out, **lens, scale=scale, **options, **results)
+    return results
 
 
 @describes
@@ -72,7 +75,7 @@ def attention(
     def call(ops, query, key_cache, value_cache, out, **lens):
         caches = last_layer(key_cache, layers), last_layer(value_cache, layers)
         also = dict(max_query_len=max(1, *query_lens), sliding_window=sliding_window, **options)
-        launch_variant(ops, module, query, *caches, out, lens, scale, lse, **also)
+        return launch_variant(ops, module, query, *caches, out, lens, scale, lse, **also)
 
     def reference(query, key_cache, value_cache, query_start, context_lens, block_tables):
         caches = last_layer(key_cache, layers), last_layer(value_cache, layers)

@@ -1,9 +1,9 @@
-"""A launch of an attention variant over a paged cache of codes, whose unused slots hold codes as well."""
+"""A launch of an attention variant over a paged cache of codes, in which all that no row sees is poison: NaN, or scales that are NaN."""
 
 import numpy as np
 
 from minllm.catalogue.attention.moved import FORMULAS_OF_CODES, Sizes
-from minllm.catalogue.attention.paged import BLOCK_SIZE, INDICES, SLACK, batch_of, launch_variant
+from minllm.catalogue.attention.paged import BLOCK_SIZE, INDICES, LARGE, SLACK, batch_of, launch_variant, seen_slots
 from minllm.catalogue.kv import quantized_arrays, quantized_caches
 from minllm.catalogue.launch import Launch, describes, returns
 from minllm.catalogue.rows import BFLOAT16
@@ -12,17 +12,25 @@ from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.attention.residual_window.reference import window_start
 from minllm.kernels.quantization.formats import kv_format
 
+NAN = 0x7F  # in both float formats
 FINITE = 0xBF  # without the highest bit of an exponent, no code of fp8 is NaN or infinite
 WEIGHTS = 2.0**-10  # rounding of the softmax weights, which are float16 whatever the queries are
 
 
-def fill_with_codes(noise, found, arrays):
-    """Put codes that all may occur, and their scales, into the arrays of caches."""
+def coded_caches(noise, found, seen, kv_heads, magnitude=1.0):
+    """Arrays of codes, that all may occur, and their scales, by name; `seen` [blocks, block_size]: the slots that rows see."""
+    arrays = quantized_arrays(noise, found, *seen.shape, kv_heads, found.keys_by_channel)
     for array in arrays.values():
         if array.dtype == np.uint8:
             array[:] = noise.random.integers(0, 256, array.shape) & (FINITE if found.is_float else 255)
-        elif not found.is_float:
-            array[:] = noise.random.uniform(0.005, 0.02, array.shape)
+        else:
+            array[:] = noise.random.uniform(*((1, 3) if found.is_float else (0.005, 0.02)), array.shape)
+    arrays["key_scales"] *= arrays["key_scales"].dtype.type(magnitude)
+    groups = seen.reshape(len(seen), -1, found.token_group).any(axis=-1) if found.keys_by_channel else seen
+    for name, slots in (("key", groups), ("value", seen)):
+        arrays[f"{name}_codes"].swapaxes(1, 2)[~seen] = NAN if found.is_float else 255
+        if not found.is_float:
+            arrays[f"{name}_scales"].swapaxes(1, 2)[~slots] = np.nan
     return arrays
 
 
@@ -36,11 +44,11 @@ def before_windows(residual_window, query_start, context_lens, block_tables):
 @describes
 def quantized_attention(
     variant, query_lens, context_lens, form, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE, group_size=None,
-    residual_window=0, lse=False, **options,
+    sliding_window=0, magnitude=1.0, residual_window=0, lse=False, **options,
 ):  # fmt: skip
     """As paged.attention, over codes of a format that all may occur; options: those of the variant's launcher.
 
-    residual_window: of recent keys, which rows do not see.
+    magnitude: of queries and of the scales of keys. residual_window: of recent keys, which rows do not see.
     """
     found, scale, module = kv_format(form, head_dim, group_size), head_dim**-0.5, VARIANTS[variant]
     if residual_window:
@@ -48,22 +56,25 @@ def quantized_attention(
 
     def arrays(noise):
         blocks, lens = batch_of(noise, query_lens, context_lens, block_size)
-        caches = fill_with_codes(noise, found, quantized_arrays(noise, found, blocks, block_size, kv_heads, found.keys_by_channel))
-        rows = (sum(query_lens), heads, head_dim)
-        return dict(query=noise.array(rows, dtype), **caches, out=noise.unwritten(rows, dtype), **lens)
+        stops = window_start(lens["context_lens"] - 1, residual_window) if residual_window else None
+        seen = seen_slots((blocks, block_size), query_lens, context_lens, lens["block_tables"], sliding_window, stops)
+        caches, rows = coded_caches(noise, found, seen, kv_heads, magnitude), (sum(query_lens), heads, head_dim)
+        return dict(query=noise.array(rows, dtype, magnitude), **caches, out=noise.unwritten(rows, dtype), **lens)
 
     def call(ops, query, out, query_start, context_lens, block_tables, **caches):
         lens = dict(query_start=query_start, context_lens=context_lens, block_tables=block_tables)
         caches = quantized_caches(found, caches, found.keys_by_channel)
-        launch_variant(ops, module, query, *caches, out, lens, scale, lse, max_query_len=max(1, *query_lens), **options)
+        also = dict(max_query_len=max(1, *query_lens), sliding_window=sliding_window, **options)
+        return launch_variant(ops, module, query, *caches, out, lens, scale, lse, **also)
 
     def reference(query, out, query_start, context_lens, block_tables, **caches):
         lens = query_start, context_lens, block_tables
         lens = before_windows(residual_window, *lens) if residual_window else lens
-        return attention_reference(query, *quantized_caches(found, caches, found.keys_by_channel), *lens, scale)
+        return attention_reference(query, *quantized_caches(found, caches, found.keys_by_channel), *lens, scale, sliding_window)
 
     moved = {}
-    if len(query_lens) == 1 and variant in FORMULAS_OF_CODES:
+    if len(query_lens) == 1 and not sliding_window and variant in FORMULAS_OF_CODES:
         sizes = Sizes(query_lens[0], context_lens[0], heads, kv_heads, head_dim, dtype.itemsize, block_size)
         moved = FORMULAS_OF_CODES[variant](sizes, found, options)
-    return Launch(arrays, call, returns(("out",), reference), moved, indices=INDICES, slack=max(SLACK[dtype], WEIGHTS))
+    slack = max(SLACK[dtype], WEIGHTS) + (magnitude**2 - 1) * LARGE
+    return Launch(arrays, call, returns(("out",), reference), moved, indices=INDICES, slack=slack)

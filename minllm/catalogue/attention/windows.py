@@ -2,9 +2,9 @@
 
 from minllm.catalogue.attention.paged import LENS, SLACK, attention, batch_of, seen_slots
 from minllm.catalogue.attention.prompts import SM_COUNT, bounded_blocks
-from minllm.catalogue.attention.quantized import WEIGHTS, fill_with_codes, quantized_attention
+from minllm.catalogue.attention.quantized import WEIGHTS, coded_caches, quantized_attention
 from minllm.catalogue.attention.steps import named
-from minllm.catalogue.kv import quantized_arrays, quantized_caches
+from minllm.catalogue.kv import quantized_caches
 from minllm.catalogue.launch import HOPPER, WIDE, Launch, MachineCode, Moved, describes, returns
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.attention.common.workspace import make_workspace
@@ -22,17 +22,54 @@ GROUP, KV_HEADS, WINDOW, BLOCK_SIZE = 4, 8, 128, 32
 FORMATS = (("int8", 128), ("int4", 128), ("fp8_e4m3", 128), ("kivi_int4", 64), ("kivi_int4", 96), ("kivi_int4", 128), ("kivi_int4", 256))
 SHORT, LONG = 100, 8192  # tokens of the prompts that are compiled, and of those whose tiles they have
 VECTOR = 8  # elements that a thread merges
+# (new tokens, keys, format, window, heads, KV heads, head_dim, dtype, sliding window, block size): steps, then chunks of prompts.
+STEPS = (
+    ((1,) * 3, (64, 0, 133), "int8", 32, 2, 1, 32),
+    ((1,) * 3, (40, 97, 130), "int4", 32, 8, 1, 64, FLOAT16, 50, 64),
+    ((1,) * 8, (1, 31, 32, 33, 63, 64, 0, 133), "kivi_int4", 32, 2, 1, 32),  # the first code comes with 64 keys
+    ((1,) * 2, (165, 130), "kivi_int4", 32, 9, 1, 96, FLOAT16, 90, 64),
+    ((1,) * 2, (161, 64), "fp8_e4m3", 64, 1, 1, 80, BFLOAT16, 0, 16),
+)
+CHUNKS = (
+    ((66, 1, 0), (66, 96, 5), "int8", 32, 1, 1, 32),
+    ((36,), (100,), "int4", 32, 2, 1, 32, FLOAT16, 45),
+    ((40, 0, 2), (97, 7, 140), "kivi_int4", 32, 2, 1, 32, BFLOAT16, 0, 64),
+    ((3,), (170,), "kivi_int4", 32, 2, 1, 96, FLOAT16, 100),
+    ((3, 1), (70, 0), "fp8_e5m2", 64, 1, 1, 80, BFLOAT16, 0, 16),
+)
+FETCHED = ((1,), (170,), "kivi_int4", 32, 4, 1, 128, BFLOAT16, 150)  # tiles by TMA; the sliding window begins within a group
+# Of 16 heads, 4 KV heads and a window of 128: (new tokens, keys, format, head_dim, sliding window, block size).
+LARGE_STEPS, LARGE_CHUNKS = ((1,) * 8, (1, 127, 128, 159, 160, 0, 1501, 700)), ((300, 1, 77, 1), (300, 170, 900, 0))
+LARGE = (
+    (*LARGE_STEPS, "int8", 128),
+    (*LARGE_STEPS, "int4", 256, 500),
+    (*LARGE_STEPS, "fp8_e4m3", 64, 0, 16),
+    ((1,) * 40, tuple(1 + 37 * i % 900 for i in range(40)), "int8", 128),
+    (*LARGE_STEPS, "kivi_int4", 128),
+    (*LARGE_STEPS, "kivi_int4", 64, 300, 256),
+    (*LARGE_CHUNKS, "kivi_int4", 128, 0, 64),
+    (*LARGE_CHUNKS, "kivi_int4", 256, 300),
+    (*LARGE_CHUNKS, "kivi_int4", 96),
+    ((1,), (3000,), "int4", 128, 0, 64),
+    (*LARGE_CHUNKS, "int8", 128),
+    (*LARGE_CHUNKS, "int4", 256, 200),
+    (*LARGE_CHUNKS, "fp8_e4m3", 80, 0, 16),
+)
 
 
 @describes
-def residual_window(query_lens, context_lens, form, window, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, sliding_window=0):
+def residual_window(
+    query_lens, context_lens, form, window, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, sliding_window=0, block_size=BLOCK_SIZE
+):
     """Sequence b has query_lens[b] new tokens, and context_lens[b] keys with them; a row reads `window` keys or more as they are."""
     found, scale = kv_format(form, head_dim), head_dim**-0.5
     kept = [max(0, context - int(window_start(context - tokens, window))) for tokens, context in zip(query_lens, context_lens, strict=True)]
 
     def arrays(noise):
-        blocks, lens = batch_of(noise, query_lens, context_lens, BLOCK_SIZE)
-        codes = fill_with_codes(noise, found, quantized_arrays(noise, found, blocks, BLOCK_SIZE, kv_heads, found.keys_by_channel))
+        blocks, lens = batch_of(noise, query_lens, context_lens, block_size)
+        stops = window_start(lens["context_lens"] - 1, window)
+        seen = seen_slots((blocks, block_size), query_lens, context_lens, lens["block_tables"], sliding_window, stops)
+        codes = coded_caches(noise, found, seen, kv_heads)
         blocks, recent = batch_of(noise, query_lens, kept, TOKEN_GROUP)
         shape, rows = (blocks, TOKEN_GROUP, kv_heads, head_dim), (sum(query_lens), heads, head_dim)
         caches = dict(recent_key=noise.array(shape, dtype), recent_value=noise.array(shape, dtype))
@@ -107,6 +144,10 @@ def small():
 
 
 def large():
-    """Steps and a prompt of long contexts in float16."""
+    """Batches of models; and the short ones of tests/kernels/attention/test_residual_window.py, in the blocks that users get."""
+    for tokens, keys, form, head_dim, *bounds in LARGE:
+        yield residual_window(tokens, keys, form, WINDOW, 16, 4, head_dim, BFLOAT16, *bounds)
+    for sizes in (*STEPS, *CHUNKS, FETCHED):
+        yield residual_window(*sizes)
     for query_lens, context_lens in (((1, 1), (1337, 290)), ((100,), (400,))):
         yield residual_window(query_lens, context_lens, "kivi_int4", WINDOW, 16, 4, 128, FLOAT16)

@@ -1,4 +1,4 @@
-"""Attention in float64, row by row and head by head, from the keys that each row sees."""
+"""Attention in float64, row by row, from the keys that each row sees."""
 
 import numpy as np
 
@@ -11,53 +11,38 @@ from tests.kernels.speculation.trees import path_of
 def attention(shape, query, key_cache, value_cache, out, query_start, context_lens, block_tables):
     """Each row over the keys up to its own position, or over the newest of them; block by block through the table."""
     caches = [last_layer(cache, shape["layers"]) for cache in (key_cache, value_cache)]
-    window, cap, right = shape["sliding_window"], shape["options"].get("soft_cap"), np.zeros(out.shape)
-    for table, first, last, context in zip(block_tables, query_start, query_start[1:], context_lens, strict=False):
-        for row in range(first, last):
-            position = context - last + row
-            seen = [i for i in range(position + 1) if not window or i > position - window]
-            right[row] = weighted_values(query[row], *(at(cache, table, seen) for cache in caches), cap)
+    cap, right = shape["options"].get("soft_cap"), np.zeros(out.shape)
+    for row, position, table in rows_of(query_start, context_lens, block_tables):
+        seen = np.arange(first_seen(position, shape["sliding_window"]), position + 1)
+        right[row] = weighted_values(query[row], *(at(cache, table, seen) for cache in caches), cap)
     return dict(out=right)
 
 
-def quantized_attention(shape, query, out, query_start, context_lens, block_tables, **arrays):
-    """Each row over the keys up to its own position, or over those that it reads as codes."""
-    caches, window, right = meant(shape, arrays), shape["residual_window"], np.zeros(out.shape)
-    for table, first, last, context in zip(block_tables, query_start, query_start[1:], context_lens, strict=False):
-        for row in range(first, last):
-            position = context - last + row
-            seen = range(exact_from(position, window) if window else position + 1)
-            right[row] = weighted_values(query[row], *(at(cache, table, seen) for cache in caches))
+def quantized_attention(shape, query, out, query_start, context_lens, block_tables, **codes):
+    """The same over what the codes mean; with a residual window over the keys before it."""
+    caches, right = meaning(shape, codes), np.zeros(out.shape)
+    for row, position, table in rows_of(query_start, context_lens, block_tables):
+        stop = window_of(position, shape["residual_window"]) if shape["residual_window"] else position + 1
+        seen = np.arange(first_seen(position, shape["sliding_window"]), stop)
+        right[row] = weighted_values(query[row], *(at(cache, table, seen) for cache in caches))
     return dict(out=right)
 
 
-def residual_window(shape, query, recent_key, recent_value, out, query_start, context_lens, block_tables, recent_tables, **arrays):
-    """Each row over the codes of older keys and the recent keys as they are."""
-    parts = list(zip(meant(shape, arrays), (recent_key, recent_value), strict=True))
-    window, sliding, right = shape["window"], shape["sliding_window"], np.zeros(out.shape)
-    for b, context in enumerate(context_lens):
-        first, last = query_start[b : b + 2]
-        base = exact_from(context - (last - first), window)  # the first position in the cache of recent keys
-        for row in range(first, last):
-            position = context - last + row
-            start, border = max(0, position + 1 - sliding) if sliding else 0, exact_from(position, window)
-            exact = [i - base for i in range(max(start, border), position + 1)]
-            seen = (
-                np.concatenate([at(codes, block_tables[b], range(start, border)), at(own, recent_tables[b], exact)]) for codes, own in parts
-            )
-            right[row] = weighted_values(query[row], *seen)
+def residual_window(
+    shape, query, recent_key, recent_value, out, query_start, context_lens, block_tables, recent_lens, recent_tables, **codes
+):
+    """The same over codes before the window of each row, and over recent keys within it; these begin with the window of the first row."""
+    right, recents = np.zeros(out.shape), (recent_key, recent_value)
+    sequences = np.repeat(np.arange(len(context_lens)), np.diff(query_start))
+    for row, position, table in rows_of(query_start, context_lens, block_tables):
+        sequence = sequences[row]
+        border, base = window_of(position, shape["window"]), context_lens[sequence] - recent_lens[sequence]
+        first = first_seen(position, shape["sliding_window"])
+        coded, exact = np.arange(first, border), np.arange(max(first, border), position + 1) - base
+        parts = zip(meaning(shape, codes), recents, strict=True)
+        caches = (np.concatenate([at(old, table, coded), at(new, recent_tables[sequence], exact)]) for old, new in parts)
+        right[row] = weighted_values(query[row], *caches)
     return dict(out=right)
-
-
-def exact_from(position, window):
-    """The first key that the row at a position reads as it is: groups of 32 before its window are codes."""
-    return max(0, position + 1 - window) // 32 * 32
-
-
-def meant(shape, arrays):
-    """The numbers that the caches of codes stand for."""
-    found = kv_format(shape["form"], shape["head_dim"], shape.get("group_size"))
-    return [cache.read(lambda array: array) for cache in quantized_caches(found, arrays, found.keys_by_channel)]
 
 
 def tree_attention(shape, query, key_cache, value_cache, out, query_start, context_lens, block_tables, depths, words):
@@ -66,8 +51,8 @@ def tree_attention(shape, query, key_cache, value_cache, out, query_start, conte
     for table, first, last, context in zip(block_tables, query_start, query_start[1:], context_lens, strict=False):
         before = context - (last - first) - shape["first_node"]
         for row in range(first, last):
-            seen = [*range(before), *(before + node for node in path_of(tree, shape["first_node"] + row - first))]
-            seen = seen[-window:] if window else seen
+            path = path_of(tree, shape["first_node"] + row - first)
+            seen = np.array([*range(before), *(before + node for node in path)])[-window:]
             right[row] = weighted_values(query[row], *(at(cache, table, seen) for cache in (key_cache, value_cache)))
     return dict(out=right)
 
@@ -84,18 +69,42 @@ def merge_states(shape, first, first_lse, second, second_lse, query_start, out=N
     return {place: right}
 
 
+def rows_of(query_start, context_lens, block_tables):
+    """(row, its position, the table of its sequence) of all rows; positions of padding, and before the first key, are negative."""
+    for table, first, last, context in zip(block_tables, query_start, query_start[1:], context_lens, strict=False):
+        for row in range(first, last):
+            yield row, context - last + row, table
+
+
+def first_seen(position, sliding_window):
+    """The first position that a row sees."""
+    return max(0, position - sliding_window + 1) if sliding_window else 0
+
+
+def window_of(position, residual_window):
+    """The first position that a row reads as it is: that of a whole group of 32."""
+    return max(0, position + 1 - residual_window) // 32 * 32
+
+
+def meaning(shape, codes):
+    """Keys and values that codes mean: two of float32 [num_blocks, block_size, kv_heads, head_dim]."""
+    found = kv_format(shape["form"], shape["head_dim"], shape.get("group_size"))
+    with np.errstate(invalid="ignore"):  # poison
+        return [cache.read(lambda array: array) for cache in quantized_caches(found, codes, found.keys_by_channel)]
+
+
 def at(cache, table, positions):
     """The rows of a sequence at these positions: float64 [positions, kv_heads, head_dim]."""
-    size = cache.shape[1]
-    return np.array([cache[table[i // size], i % size] for i in positions], np.float64).reshape(-1, *cache.shape[2:])
+    return cache[table[positions // cache.shape[1]], positions % cache.shape[1]].astype(np.float64)
 
 
 def weighted_values(query, keys, values, cap=None):
     """The output of one row [heads, head_dim]: softmax(q k / sqrt(head_dim)) v, zeros without keys; cap: of the scores."""
     out, group = np.zeros(query.shape), len(query) // keys.shape[1]
-    for head in range(len(query) if len(keys) else 0):
-        scores = keys[:, head // group] @ query[head].astype(np.float64) / np.sqrt(query.shape[1])
+    for kv_head in range(keys.shape[1] if len(keys) else 0):
+        heads = slice(kv_head * group, (kv_head + 1) * group)
+        scores = query[heads].astype(np.float64) @ keys[:, kv_head].T / np.sqrt(query.shape[1])
         scores = cap * np.tanh(scores / cap) if cap else scores
-        weights = np.exp(scores - scores.max())
-        out[head] = weights @ values[:, head // group] / weights.sum()
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[heads] = weights @ values[:, kv_head] / weights.sum(axis=1, keepdims=True)
     return out

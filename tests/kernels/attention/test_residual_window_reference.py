@@ -1,32 +1,36 @@
 """Attention over codes and recent tokens in NumPy, against the definition in float64; and that chunks change nothing."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
-from tests.kernels.attention.window_cases import WindowCase, expected_output, make_window_arrays
+from minllm.catalogue.attention.windows import residual_window
+from minllm.catalogue.noise import SHORT, Noise
+from minllm.kernels.attention.residual_window.reference import window_start
+from tests.kernels.attention.oracles import residual_window as oracle
+from tests.kernels.guarded import FLOAT32, assert_close
 
+# In float32, which kernels do not take: (new tokens, keys, format, window, heads, KV heads, head_dim, dtype, sliding window, block size).
 CASES = [
-    WindowCase((1,), (1,)),
-    WindowCase((1, 1, 1), (63, 64, 95), residual_window=32),  # the first two groups become codes at 64 and 96
-    WindowCase((1, 0, 1), (200, 0, 31), residual_window=64, block_size=64),
-    WindowCase((100,), (100,), residual_window=32, block_size=96),
-    WindowCase((40, 33), (150, 33), residual_window=64, heads=6, kv_heads=1),
-    WindowCase((300,), (300,), residual_window=128, heads=2, kv_heads=1),  # two chunks of queries
-    WindowCase((70, 5), (170, 90), "int4", sliding_window=50),
-    WindowCase((1, 1), (170, 90), sliding_window=100),
-    WindowCase((17, 1), (97, 130), "int8", block_size=16),
-    WindowCase((17, 1), (97, 130), "fp8_e4m3", block_size=16),
+    ((1,), (1,), "kivi_int4", 32, 4, 2, 32, FLOAT32),
+    ((1, 1, 1), (63, 64, 95), "kivi_int4", 32, 4, 2, 32, FLOAT32),  # the first two groups become codes at 64 and 96
+    ((1, 1, 1), (200, 0, 31), "kivi_int4", 64, 4, 2, 32, FLOAT32, 0, 64),
+    ((100,), (100,), "kivi_int4", 32, 4, 2, 32, FLOAT32, 0, 96),
+    ((40, 33), (150, 33), "kivi_int4", 64, 6, 1, 32, FLOAT32),
+    ((300,), (300,), "kivi_int4", 128, 2, 1, 32, FLOAT32),  # two chunks of queries
+    ((70, 5), (170, 90), "int4", 32, 4, 2, 32, FLOAT32, 50),
+    ((1, 1), (170, 90), "kivi_int4", 32, 4, 2, 32, FLOAT32, 100),
+    ((17, 1), (97, 130), "int8", 32, 4, 2, 32, FLOAT32, 0, 16),
+    ((17, 1), (97, 130), "fp8_e4m3", 32, 4, 2, 32, FLOAT32, 0, 16),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_each_query_sees_its_own_window(case):
-    arrays = make_window_arrays(case)
-    found = attention_with_window_reference(*arrays.arguments, 0.2, case.residual_window, case.sliding_window)
-    np.testing.assert_allclose(found, expected_output(case, arrays, 0.2), atol=2e-5)
+@pytest.mark.parametrize("sizes", CASES, ids=str)
+def test_each_query_sees_its_own_window(sizes):
+    launch = residual_window(*sizes)
+    arrays = launch.arrays(Noise(length=SHORT))
+    found, right = launch.reference(**arrays)["out"], oracle(launch.shape, **arrays)["out"]
+    assert_close(found, right, FLOAT32, launch.slack)
 
 
 def test_the_window_holds_whole_groups():

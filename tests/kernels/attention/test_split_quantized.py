@@ -1,81 +1,36 @@
-"""Decoding over quantised caches in the simulator: what comes out is attention over the keys and values that the codes mean."""
+"""Decoding over quantised caches in the simulator: numbers of any size, what it refuses, and the shapes of blocks that it chooses."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from minllm.catalogue.attention.codes import SHAPES
+from minllm.catalogue.attention.quantized import quantized_attention
+from minllm.catalogue.kv import quantized_caches
+from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.common.arguments import AttentionSizes
 from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_quantized.split_quantized import layout_of, shape_for, shape_of
 from minllm.kernels.attention.split_tensor_core.shape import fits, head_tiles_of
-from minllm.kernels.quantization.formats import kv_format
-from tests.kernels.attention.case_lists import BFLOAT16
-from tests.kernels.attention.cases import AttentionCase, make_arrays
-from tests.kernels.attention.quantized_cases import (
-    EVERY_FORMAT_CASES,
-    FETCHED_CASES,
-    FETCHED_SHAPES,
-    FORMAT_CASES,
-    FORMATS,
-    SHAPES,
-    quantize_case,
-    run_quantized,
-)
+from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
+from tests.kernels.guarded import BFLOAT16
 
 
-def run(device, case, name, group_size=None, **options):
-    return run_quantized(device, split_quantized, case, name, group_size, workspace_options=options, **options)
-
-
-@pytest.mark.detected("name")
-@pytest.mark.covering("case", "name", "name + case.dtype")
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("case", EVERY_FORMAT_CASES, ids=str)
-def test_fair_shares(device, case, name):
-    run(device, case, name, sm_count=3, shape=SHAPES[0])
-
-
-@pytest.mark.detected("name", "case.dtype")
-@pytest.mark.parametrize(("case", "name", "group_size"), FORMAT_CASES, ids=str)
-def test_fixed_splits(device, case, name, group_size):
-    run(device, case, name, group_size, splits=2, shape=SHAPES[0])
-
-
-@pytest.mark.detected("shape")
-@pytest.mark.covering("shape", "name")
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
-def test_block_shapes(device, shape, name):
-    run(device, EVERY_FORMAT_CASES[1], name, sm_count=3, shape=shape)
-
-
-@pytest.mark.detected("shape", "group_size")
-@pytest.mark.covering("case", "shape")
-@pytest.mark.parametrize("shape", FETCHED_SHAPES, ids=str)
-@pytest.mark.parametrize(("case", "name", "group_size"), FETCHED_CASES, ids=str)
-def test_fetched_codes(device, case, name, group_size, shape):
-    run(device, case, name, group_size, sm_count=3, shape=shape)
-
-
-def test_defaults(device):
-    """The block and the grid that users get."""
-    run(device, AttentionCase((1,), (70,), heads=4, head_dim=32, dtype=BFLOAT16), "int8")
-
-
-def inputs_of(case, name):
-    """The arguments of a launch in the simulator, by name."""
-    arrays = make_arrays(case)
-    key_cache, value_cache, _ = quantize_case(arrays, name)
-    batch = dict(query_start=arrays.query_start, context_lens=arrays.context_lens, block_tables=arrays.block_tables, scale=arrays.scale)
-    return dict(query=arrays.query, key_cache=key_cache, value_cache=value_cache, out=np.ascontiguousarray(arrays.out), **batch)
+def inputs_of(form, context=37, block_size=16):
+    """The arguments of a step of one sequence, by name."""
+    launch = quantized_attention("split_quantized", (1,), (context,), form, 2, 2, 32, block_size=block_size)
+    arrays = launch.arrays(Noise(length=SHORT))
+    codes = {name: arrays.pop(name) for name in ("key_codes", "key_scales", "value_codes", "value_scales")}
+    caches = dict(zip(("key_cache", "value_cache"), quantized_caches(kv_format(form, 32), codes), strict=True))
+    return arrays | caches | dict(scale=32**-0.5)
 
 
 @pytest.mark.parametrize("power", [-60, -20, 20, 60])
 def test_queries_of_any_size(power):
     """The same result, bit by bit, for queries 2**power times as large and a scale as much smaller: float16 would not hold them."""
-    inputs = inputs_of(AttentionCase((1,), (37,), heads=2, head_dim=32, dtype=BFLOAT16), "int8")
+    inputs = inputs_of("int8")
     outs = []
     for factor in (0, power):
         query = np.ldexp(inputs["query"].astype(np.float32), factor).astype(BFLOAT16)
@@ -88,7 +43,7 @@ def test_queries_of_any_size(power):
 @pytest.mark.parametrize("largest", [2.0**-24, 60000.0])
 def test_scales_of_any_size(largest):
     """Weights times scales stay within float16 from its smallest to its largest number: the output follows the values' scales."""
-    inputs = inputs_of(AttentionCase((1,), (37,), heads=2, head_dim=32, dtype=BFLOAT16), "int8")
+    inputs = inputs_of("int8")
     outs = []
     for scale in (1.0, largest):
         scales = inputs["value_cache"].scales.copy()
@@ -100,21 +55,20 @@ def test_scales_of_any_size(largest):
 
 
 def test_what_it_does_not_take():
-    case = AttentionCase((1,), (5,), head_dim=32, dtype=BFLOAT16)
-    inputs, plain = inputs_of(case, "int8"), make_arrays(case)
+    inputs = inputs_of("int8", 5)
 
     def refused(match, **changes):
         with pytest.raises(KernelArgumentError, match=match):
             split_quantized.attention(**(inputs | changes))
 
-    refused("key_cache is not quantised", key_cache=plain.key_cache)
-    refused("must have one format", value_cache=inputs_of(case, "fp8_e4m3")["value_cache"])
+    refused("key_cache is not quantised", key_cache=np.zeros((4, 16, 2, 32), BFLOAT16))
+    refused("must have one format", value_cache=inputs_of("fp8_e4m3", 5)["value_cache"])
     refused("one new token per sequence", max_query_len=2)
     refused("of float16 or bfloat16", query=inputs["query"].astype(np.float32), out=inputs["out"].astype(np.float32))
     gaps = replace(inputs["key_cache"], scales=inputs["key_cache"].scales[:, :, ::-1])
     refused("without gaps", key_cache=gaps)
     with pytest.raises(KernelArgumentError, match="blocks of 5 tokens"):
-        split_quantized.attention(**inputs_of(replace(case, block_size=5), "int8"))
+        split_quantized.attention(**inputs_of("int8", 5, 5))
 
 
 def test_whole_lines_are_fetched_by_tma():
@@ -130,7 +84,7 @@ def test_whole_lines_are_fetched_by_tma():
 
 def test_shapes_fit_a_hopper_block():
     """As many bytes under way as shared memory allows, for every format, head size and group."""
-    for name in FORMATS:
+    for name in TOKEN_FORMATS:
         for head_dim in (64, 96, 128, 256):
             for group in (1, 4, 8, 16, 71):
                 for line_heads in (1, 10000):

@@ -8,7 +8,6 @@ from minllm.kernels.attention.residual_window.reference import attention_with_wi
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.groups import TOKEN_GROUP
-from tests.kernels.attention.window_cases import put
 
 LONGEST, WINDOW, HEADS, HEAD_DIM = 170, 32, 2, 32
 BLOCKS = -(-LONGEST // TOKEN_GROUP)
@@ -22,7 +21,10 @@ def prompt(name, seed):
     whole = np.arange(LONGEST // TOKEN_GROUP * TOKEN_GROUP)
     caches = [allocate(form, BLOCKS, TOKEN_GROUP, HEADS, np.zeros, np.array, by_channel) for by_channel in (form.keys_by_channel, False)]
     for cache, x in zip(caches, (key, value), strict=True):
-        put(cache, whole, x[whole])
+        if cache.by_channel:
+            cache.put_groups(whole[::TOKEN_GROUP], x[whole].reshape(-1, TOKEN_GROUP, HEADS, HEAD_DIM))
+        else:
+            cache.put(whole, x[whole])
     return query, key, value, caches
 
 
