@@ -9,7 +9,8 @@ for every feature of any case in the list, at least one case with this feature. 
 The mark `detected` takes features too: all cases run, and a covering selection of them runs under the simulator's detectors. Its features
 are those on which the order of memory accesses depends (a kernel's variant, tiling or block), not those that change numbers only.
 
-A feature of a mark is a parameter of the test, an attribute of one, or several of them whose combinations must all be met.
+A feature of a mark is a parameter of the test, an attribute of one, or several of them whose combinations must all be met; or a mark has
+functions of all parameters, `pytest.mark.covering.with_args(features)`, which return any number of features.
 """
 
 from collections import defaultdict
@@ -55,8 +56,10 @@ def not_chosen(items: Iterable[Any], mark: str) -> list[Any]:
 
 def marked_features(item: Any, mark: str) -> list[tuple]:
     """The features of a test's case that its mark names, as (feature, value)."""
-    names = item.get_closest_marker(mark).args
-    return [(name, *(value_at(item.callspec.params, path.strip()) for path in name.split("+"))) for name in names]
+    found, parameters = [], item.callspec.params
+    for one in item.get_closest_marker(mark).args:
+        found += one(**parameters) if callable(one) else [(one, *(value_at(parameters, path.strip()) for path in one.split("+")))]
+    return found
 
 
 def value_at(parameters: dict[str, Any], path: str) -> Hashable:

@@ -44,6 +44,11 @@ def signatures_for(target: tuple[int, int]) -> list[Signature]:
     return [Signature(one.kernel, tuple(one.arguments)) for one in machine_code().values() if target in one.targets]
 
 
+def odd_launches() -> list[Any]:
+    """Further launches of odd sizes, of which a covering selection is enough (tests/covering.py)."""
+    return [launch for name in DESCRIBED for launch in getattr(stage(name), "odd", tuple)()]
+
+
 def large_launches() -> list[Any]:
     """The Launches of the sizes of models, for GPUs."""
     return [launch for name in STAGES for launch in getattr(stage(name), "large", tuple)()]

@@ -16,7 +16,8 @@ A module of this package describes the launchers of one folder of minllm/kernels
 
     compiled()   MachineCode: launches as engines make them, and what the machine code of their kernels must show. The compile gate,
                  `minllm inspect`, the keys of recorded rows, and tests of machine code read it
-    small()      Launches of odd sizes: results, races, counted bytes, and a GPU against the simulator; large() has more, for GPUs
+    small()      Launches of odd sizes: results, races, counted bytes, and a GPU against the simulator
+    odd()        more of them: results, in a selection in which every option and size occurs; large() has others, for GPUs
     measured()   Measured: the rows of `minllm bench kernels`
 
 Kernels, their argument types, threads and shared memory are written nowhere: a dry run of the launcher finds them (`Launch.kernels`), on

@@ -2,20 +2,37 @@
 
 import pytest
 
-from minllm.catalogue import large_launches, small_launches
+from minllm.catalogue import large_launches, odd_launches, small_launches
 from minllm.catalogue.matmul import HOPPER_RUNGS
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.runtime.device import ADA, HOPPER, current_device
-from tests.kernels.launches import check
+from tests.kernels.launches import check, options_of, sizes_of
 
-EVERY = [launch for launch in small_launches() + large_launches() if launch.stage != "all_reduce"]  # these take several GPUs
+OF_STREAMS = ("linear_add", "gated_of_deferred_norm", "flat_qkv_rope_append")  # by wgmma alone
 
 
-@pytest.mark.parametrize("launch", EVERY, ids=str)
+def of_one_gpu(launches):
+    """The launches but for all-reduces, which take several GPUs."""
+    return [launch for launch in launches if launch.stage != "all_reduce"]
+
+
+@pytest.mark.parametrize("launch", of_one_gpu(small_launches()), ids=str)
 def test_results(launch, device):
+    check_if_supported(launch, device)
+
+
+@pytest.mark.covering.with_args(options_of, sizes_of)
+@pytest.mark.parametrize("launch", of_one_gpu(odd_launches() + large_launches()), ids=str)
+def test_results_of_odd_and_large_sizes(launch, device):
+    check_if_supported(launch, device)
+
+
+def check_if_supported(launch, device):
+    """Check the launch, if this GPU has its instructions."""
     capability = current_device().compute_capability
     by_wgmma = isinstance({**launch.shape, **launch.shape.get("options", {})}.get("tiling"), FlatWgmmaTiling)
-    if (by_wgmma or launch.shape.get("variant") in (*HOPPER_RUNGS, "batched_gemv", "split_cluster")) and capability != HOPPER:
+    of_hopper = by_wgmma or launch.name in OF_STREAMS or launch.shape.get("variant") in (*HOPPER_RUNGS, "batched_gemv", "split_cluster")
+    if of_hopper and capability != HOPPER:
         pytest.skip("no GPU of compute capability 9.0: wgmma and clusters are Hopper's")
     if launch.shape.get("form", "").startswith("fp8") and capability < ADA:
         pytest.skip(f"a GPU of compute capability {capability} has no instructions for fp8")

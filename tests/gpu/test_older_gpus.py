@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from minllm.catalogue.attention.codes import SHAPES, step
+from minllm.catalogue.matmul.products import product
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
@@ -16,11 +17,10 @@ from tests.kernels.attention.case_lists import SPLIT_CASES, TENSOR_CORE_CASES
 from tests.kernels.attention.cases import run_variant
 from tests.kernels.guarded import FLOAT16
 from tests.kernels.launches import check
-from tests.kernels.matmul.cases import check_product, spread
 
 CASES = [case for case in TENSOR_CORE_CASES if case.dtype is np.float16]
-PRODUCTS = [*spread("tensor_core", [(127, 129, 1031), (129, 256, 2040)], (FLOAT16,)), *spread("flat", [(33, 1003, 2056)], (FLOAT16,)),
-            *spread("gemv", [(1, 2048, 2048)], (FLOAT16,))]  # fmt: skip
+PRODUCTS = [product("tensor_core", *shape, FLOAT16, bias=True) for shape in ((127, 129, 1031), (129, 256, 2040))]
+PRODUCTS += [product("flat", 33, 1003, 2056, FLOAT16, bias=True), product("gemv", 1, 2048, 2048, FLOAT16, bias=True)]
 
 
 def forget_loaded_kernels():
@@ -42,9 +42,9 @@ def with_replacements(monkeypatch, tmp_path, request):
     forget_loaded_kernels()
 
 
-@pytest.mark.parametrize("case", PRODUCTS, ids=str)
-def test_products(device, case):
-    check_product(case, device)
+@pytest.mark.parametrize("launch", PRODUCTS, ids=str)
+def test_products(device, launch):
+    check(launch, device)
 
 
 @pytest.mark.parametrize("case", CASES[:4], ids=str)

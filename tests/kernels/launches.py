@@ -56,6 +56,18 @@ def oracle_of(launch):
     return getattr(module, launch.name, None)
 
 
+def options_of(launch):
+    """Features of a launch for tests/covering.py: each of its options, of a kernel that its words name."""
+    given = {**launch.shape, **launch.shape.get("options", {})}
+    words = (launch.stage, launch.name, *(one for one in given.values() if isinstance(one, str)))
+    return [(*words, name, repr(one)) for name, one in given.items() if type(one) not in (int, str, dict)]
+
+
+def sizes_of(launch):
+    """A feature of a launch: its sizes, of a kernel that its words name."""
+    return [(launch.stage, launch.name, *(one for one in launch.shape.values() if type(one) in (int, str)))]
+
+
 def check(launch, device):
     """Reference and kernels agree with the oracle, or with each other; nothing else is written."""
     host, oracle, ops = launch.arrays(Noise(length=SHORT)), oracle_of(launch), GuardedOps(device)

@@ -5,14 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minllm.catalogue import small_launches
+from minllm.catalogue import odd_launches, small_launches
 from minllm.catalogue.activation import silu
 from tests.kernels.guarded import FLOAT32
-from tests.kernels.launches import check
+from tests.kernels.launches import check, options_of, sizes_of
 
 
 @pytest.mark.parametrize("launch", small_launches(), ids=str)
 def test_results(launch, device):
+    check(launch, device)
+
+
+@pytest.mark.detected.with_args(options_of)
+@pytest.mark.covering.with_args(options_of, sizes_of)
+@pytest.mark.parametrize("launch", odd_launches(), ids=str)
+def test_results_of_odd_sizes(launch, device):
     check(launch, device)
 
 

@@ -1,7 +1,7 @@
 """The launches of the GEMMs: x [M, K] and weight [N, K] of b bytes an element, out [M, N]."""
 
 from minllm.catalogue.launch import TB_S, TFLOP_S, Measured
-from minllm.catalogue.matmul import machine_code, mixed_input, quantized, quantized_measured
+from minllm.catalogue.matmul import machine_code, mixed_input, plain, quantized, quantized_measured
 from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gemv_qkv_rope_append, linear_add
 from minllm.catalogue.matmul.products import gated_product, matmul_bytes, matmul_flops, product
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
@@ -28,7 +28,7 @@ def compiled():
 
 
 def small():
-    """Whole numbers, whose products are exact; tests/kernels/matmul has odd shapes, extremes, and every option."""
+    """Whole numbers, whose products are exact; odd() has odd shapes and every option, tests/kernels/matmul extremes."""
     exact = dict(exact=True)
     yield product("naive", 17, 18, 24, **exact)
     yield product("warp_per_row", 2, 5, 75, **exact)
@@ -77,11 +77,17 @@ def fused_gemvs(shapes, qkv_shapes, dtype, tiling):
     yield from (gemv_qkv_rope_append(*shape, dtype, tiling is None, **chosen) for shape in qkv_shapes)
 
 
+def odd():
+    """Sizes around those of tiles and vectors, with every tiling and option."""
+    yield from plain.odd()
+
+
 def large():
     """Rows of models, and numbers of outputs that fill no block."""
     for tiling in GEMV_TILINGS:
         shapes, qkv_shapes = ((1, 1003, 4096), (1, 515, 14336)), ((1, 32, 8, 128, 4096), (1, 32, 8, 64, 2048))
         yield from fused_gemvs((*FUSED_GEMVS, *shapes), (*FUSED_QKV_GEMVS, *qkv_shapes), BFLOAT16, tiling)
+    yield from plain.large()
     yield from mixed_input.large()
 
 

@@ -67,15 +67,16 @@ EPILOGUE_THREADS = 128
 
 
 @describes
-def linear_add(m, n, k, dtype=BFLOAT16, tiling=None):
+def linear_add(m, n, k, dtype=BFLOAT16, bias=False, tiling=None):
     """A flat GEMM of whole numbers, whose result is added to the residual stream; its norm is left unfinished."""
 
     def arrays(noise):
         shapes = dict(x=(m, k), weight=(n, k), residual=(m, n), norm=(n,))
-        return {name: whole_numbers(noise, shape, dtype) for name, shape in shapes.items()} | dict(bias=None)
+        given = {name: whole_numbers(noise, shape, dtype) for name, shape in shapes.items()}
+        return given | dict(bias=whole_numbers(noise, (n,), dtype) if bias else None)
 
-    def reference(x, weight, residual, norm):
-        stream = matmul_reference(x, weight, out_dtype=np.float32) + residual.astype(np.float32)
+    def reference(x, weight, bias, residual, norm):
+        stream = matmul_reference(x, weight, bias, np.float32) + residual.astype(np.float32)
         rows = fused.choose_fused_tiling(m, n, k).rows if tiling is None else tiling.rows
         squares = np.square(stream).reshape(m, -1, rows).sum(axis=2).T.copy()
         return stream.astype(dtype), (stream * norm.astype(np.float32)).astype(dtype), squares
@@ -127,29 +128,38 @@ def gated_of_deferred_norm(m, n, k, parts, dtype=BFLOAT16, tiling=None):
 
 
 @describes
-def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT16, tiling=None):
-    """Queries, turned, and keys and values in the cache; of normalised rows, or of a norm with squares in parts, which is finished here."""
+def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT16, bias=False, skip=False, tiling=None):
+    """Queries, turned, and keys and values in the cache; of normalised rows, or of a norm with squares in parts, which is finished here.
+
+    skip: the last token has no slot, and slots and positions are in no order.
+    """
     width = (heads + 2 * kv_heads) * head_dim
 
     def arrays(noise):
         slots = np.arange(m, dtype=np.int32)
+        positions = slots % 4
+        if skip:
+            slots, positions = noise.random.permutation(slots), noise.random.permutation(positions)
+            slots[-1] = -1
         caches = {name: noise.array((-(-m // 4), 4, kv_heads, head_dim), dtype) for name in ("key_cache", "value_cache")}
-        places = dict(positions=slots % 4, slot_mapping=slots, cos_sin=table(4, head_dim))
+        places = dict(positions=positions, slot_mapping=slots, cos_sin=table(4, head_dim))
         given = unfinished(noise, m, k, parts, dtype) | dict(weight=whole_numbers(noise, (width, k), dtype))
+        given |= dict(bias=noise.array((width,), dtype) if bias else None)
         return given | places | dict(query=noise.unwritten((m, heads, head_dim), dtype)) | caches
 
-    def call(ops, weight, positions, slot_mapping, cos_sin, query, key_cache, value_cache, **x):
+    def call(ops, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, **x):
         places = positions, slot_mapping, cos_sin, query, key_cache, value_cache
-        fused.qkv_rope_append(deferred(**x), weight, None, *places, stream=ops.stream, tiling=tiling)
+        fused.qkv_rope_append(deferred(**x), weight, bias, *places, stream=ops.stream, tiling=tiling)
 
-    def reference(scaled, weight, positions, slot_mapping, cos_sin, key_cache, value_cache, squares=None):
-        qkv = matmul_reference(finished(scaled, squares), weight, out_dtype=np.float32).reshape(m, -1, head_dim)
+    def reference(scaled, weight, bias, positions, slot_mapping, cos_sin, key_cache, value_cache, squares=None):
+        qkv = matmul_reference(finished(scaled, squares), weight, bias, np.float32).reshape(m, -1, head_dim)
         turned = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin)
-        by_slot(key_cache)[slot_mapping] = turned[:, heads:].astype(dtype)
-        by_slot(value_cache)[slot_mapping] = qkv[:, heads + kv_heads :].astype(dtype)
+        kept = slot_mapping >= 0
+        by_slot(key_cache)[slot_mapping[kept]] = turned[kept, heads:].astype(dtype)
+        by_slot(value_cache)[slot_mapping[kept]] = qkv[kept, heads + kv_heads :].astype(dtype)
         return dict(query=turned[:, :heads].astype(dtype))
 
-    moved = {} if tiling is None else flat_qkv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling)
+    moved = {} if tiling is None or skip else flat_qkv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling)
     return Launch(arrays, call, in_place(reference, "key_cache", "value_cache"), moved)
 
 

@@ -76,7 +76,7 @@ def product(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False, residu
 
     bias: True, or its dtype if that is not the output's. norm: of the RMSNorm of x. exact: of whole numbers.
     """
-    result = out_dtype or dtype
+    result, options = out_dtype or dtype, {name: one for name, one in options.items() if one is not None}
 
     def arrays(noise):
         make = whole_numbers if exact else type(noise).array

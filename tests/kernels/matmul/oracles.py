@@ -18,17 +18,49 @@ def product(shape, x, weight, out, bias=None, residual=None, norm=None):
     return dict(out=sum(addends, normed(x, norm) @ weight.astype(np.float64).T))
 
 
-def gated_product(shape, x, gate_up, out, norm=None):
+def gated(sums):
     """silu of the first half of the columns times the second."""
-    gate, up = np.split(normed(x, norm) @ gate_up.astype(np.float64).T, 2, axis=1)
+    gate, up = np.split(sums, 2, axis=1)
     with np.errstate(over="ignore"):
-        return dict(out=gate / (1 + np.exp(-gate)) * up)
+        return gate / (1 + np.exp(-gate)) * up
 
 
-def gemv_qkv_rope_append(shape, x, norm, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache):
+def gated_product(shape, x, gate_up, out, norm=None):
+    """Gate and up of the rows of x."""
+    return dict(out=gated(normed(x, norm) @ gate_up.astype(np.float64).T))
+
+
+def finished(scaled, squares=None):
+    """The norm that `scaled` begins, if squares are given."""
+    x = scaled.astype(np.float64)
+    return x if squares is None else x / np.sqrt(squares.astype(np.float64).sum(axis=0)[:, None] / x.shape[1] + EPSILON)
+
+
+def gated_of_deferred_norm(shape, scaled, squares, gate_up, out):
+    """Gate and up of rows whose norm is finished first."""
+    return dict(out=gated(finished(scaled, squares) @ gate_up.astype(np.float64).T))
+
+
+def linear_add(shape, x, weight, bias, residual, norm):
+    """The stream, and what its norm is made of."""
+    stream = product(shape, x, weight, None, bias, residual)["out"]
+    return dict(stream=stream, scaled=stream * norm.astype(np.float64))
+
+
+def gemv_qkv_rope_append(shape, x, norm, weight, bias, **places):
+    """From the norm of x."""
+    return in_their_places(product(shape, x, weight, None, bias, norm=norm)["out"], **places)
+
+
+def flat_qkv_rope_append(shape, scaled, weight, bias, squares=None, **places):
+    """From rows whose norm is finished first."""
+    return in_their_places(product(shape, finished(scaled, squares), weight, None, bias)["out"], **places)
+
+
+def in_their_places(qkv, positions, slot_mapping, cos_sin, query, key_cache, value_cache):
     """Queries and keys turned; one token after the other appended."""
     heads, kv_heads, head_dim = query.shape[1], *key_cache.shape[2:]
-    qkv = (normed(x, norm) @ weight.astype(np.float64).T + (0 if bias is None else bias.astype(np.float64))).reshape(len(x), -1, head_dim)
+    qkv = qkv.reshape(len(query), -1, head_dim)
     found = turned(qkv[:, : heads + kv_heads], positions, head_dim, False)
     caches = [cache.astype(np.float64) for cache in (key_cache, value_cache)]
     for token, slot in enumerate(slot_mapping):
