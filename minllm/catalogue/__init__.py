@@ -46,7 +46,7 @@ def signatures_for(target: tuple[int, int]) -> list[Signature]:
 
 def odd_launches() -> list[Any]:
     """Further launches of odd sizes, of which a covering selection is enough (tests/covering.py)."""
-    return [launch for name in DESCRIBED for launch in getattr(stage(name), "odd", tuple)()]
+    return [launch for name in STAGES for launch in getattr(stage(name), "odd", tuple)()]
 
 
 def large_launches() -> list[Any]:
@@ -62,12 +62,12 @@ def measured_launches() -> list[Any]:
 def one_per_kernel() -> dict[Any, list[str]]:
     """{Launch: names of kernels} that together launch every kernel, of each variant and form of codes, whose traffic a formula gives.
 
-    It is the first small launch of each.
+    It is the first small launch of each, and those that say so (`counted`).
     """
     found, met = {}, set()
     for launch in small_launches():
         which = launch.shape.get("variant"), launch.shape.get("form")
-        names = {one.name for one in launch.dry_run((9, 0)) if (one.name, which) not in met}
+        names = {one.name for one in launch.dry_run((9, 0)) if launch.counted or (one.name, which) not in met}
         arrays = launch.arrays(Noise(length=SHORT)) if names else {}
         if names := {name for name in names if launch.moved_by(name, arrays)}:
             found[launch] = sorted(names)

@@ -80,7 +80,8 @@ class Launch:
     arrays, a function of them. indices: arrays, by the kernel's names, that formulas leave out. rows: names of arrays with a row for every
     token, so that a part of the tokens can be checked. scratch: arrays that it may leave with any contents. exact: results, all or these,
     are the reference's bits. slack: what results may differ by besides the rounding of their dtype, in terms of the largest one, or of each
-    and of 1 if elementwise; None: 3e-6. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
+    and of 1 if elementwise; None: 3e-6. lost: what the tensor cores of GPUs lose besides. counted: it takes part in `one_per_kernel` even
+    where an earlier launch has its kernel. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
     """
 
     arrays: Callable[[Any], dict[str, Any]]
@@ -93,6 +94,8 @@ class Launch:
     exact: bool | tuple[str, ...] = False
     slack: float | None = None
     elementwise: bool = False
+    lost: float = 0.0
+    counted: bool = False
     stage: str = ""
     name: str = ""
     shape: Mapping[str, Any] = field(default_factory=dict)

@@ -30,9 +30,10 @@ def test_results_of_odd_and_large_sizes(launch, device):
 def check_if_supported(launch, device):
     """Check the launch, if this GPU has its instructions."""
     capability = current_device().compute_capability
-    by_wgmma = isinstance({**launch.shape, **launch.shape.get("options", {})}.get("tiling"), FlatWgmmaTiling)
-    of_hopper = by_wgmma or launch.name in OF_STREAMS or launch.shape.get("variant") in (*HOPPER_RUNGS, "batched_gemv", "split_cluster")
-    if of_hopper and capability != HOPPER:
+    options = {**launch.shape, **launch.shape.get("options", {})}
+    flat_codes = launch.name == "quantized_product" and options["variant"] == "flat"
+    by_wgmma = flat_codes or launch.name in OF_STREAMS or isinstance(options.get("tiling"), FlatWgmmaTiling)
+    if (by_wgmma or options.get("variant") in (*HOPPER_RUNGS, "batched_gemv", "split_cluster")) and capability != HOPPER:
         pytest.skip("no GPU of compute capability 9.0: wgmma and clusters are Hopper's")
     if launch.shape.get("form", "").startswith("fp8") and capability < ADA:
         pytest.skip(f"a GPU of compute capability {capability} has no instructions for fp8")

@@ -1,12 +1,21 @@
 """The check of a launch of the catalogue, in the simulator and on a GPU: its reference and its kernels against an oracle."""
 
+import contextlib
 import importlib
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 
 from minllm.catalogue.launch import on_device
 from minllm.catalogue.noise import SHORT, Noise
+from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
+from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
+from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
+from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from tests.kernels.guarded import HALF_STEP, SLACK, Guarded, assert_close, bits
+
+ON_FEW_SMS = {TensorCoreGemvTiling: tensor_core_gemv, BatchedGemvTiling: batched_gemv}
 
 
 class HostOps:
@@ -48,7 +57,10 @@ class GuardedOps:
 
 
 def oracle_of(launch):
-    """The function of tests/kernels/STAGE/oracles.py that computes a launch's results in another way; None if there is none."""
+    """The function of tests/kernels/STAGE/oracles.py that computes a launch's results in another way; None if there is none.
+
+    It returns {name: the right result, or a function of all results and of the reference's that compares them by itself}.
+    """
     try:
         module = importlib.import_module(f"tests.kernels.{launch.stage}.oracles")
     except ModuleNotFoundError:
@@ -57,15 +69,17 @@ def oracle_of(launch):
 
 
 def options_of(launch):
-    """Features of a launch for tests/covering.py: each of its options, of a kernel that its words name."""
+    """Features of a launch for tests/covering.py: each of its options with its words (variant and form), tilings with the variant alone."""
     given = {**launch.shape, **launch.shape.get("options", {})}
-    words = (launch.stage, launch.name, *(one for one in given.values() if isinstance(one, str)))
-    return [(*words, name, repr(one)) for name, one in given.items() if type(one) not in (int, str, dict)]
+    words = [one for one in given.values() if isinstance(one, str)]
+    options = [(name, one) for name, one in given.items() if type(one) not in (int, str, dict)]
+    return [(launch.name, *words[: 1 if isinstance(one, tuple) else None], name, repr(one)) for name, one in options]
 
 
 def sizes_of(launch):
-    """A feature of a launch: its sizes, of a kernel that its words name."""
-    return [(launch.stage, launch.name, *(one for one in launch.shape.values() if type(one) in (int, str)))]
+    """A feature of a launch: its sizes with the variant."""
+    words, sizes = ([one for one in launch.shape.values() if type(one) is kind] for kind in (str, int))
+    return [(launch.name, *words[:1], *sizes)]
 
 
 def check(launch, device):
@@ -77,22 +91,42 @@ def check(launch, device):
         np.testing.assert_array_equal(bits(host[name]), bits(array), err_msg=f"the reference has changed {name}")
     exact = oracle(launch.shape, **host) if oracle else {}
     given = {name: ops.written(array) if name in expected else on_device(ops, array) for name, array in host.items()}
-    results = launch.run(ops, given)
+    with few_sms(launch):
+        results = launch.run(ops, given)
     for name, array in before.items():
         if name not in (*expected, *launch.scratch):
             np.testing.assert_array_equal(bits(device.host(given[name])), bits(array), err_msg=f"the launch has changed {name}")
+    if isinstance(device.array(np.zeros(1)), np.ndarray):  # the simulator's tensor cores lose nothing
+        launch = replace(launch, lost=0.0)
     for name, reference in expected.items():
         found, right = ops.host(results[name]), exact.get(name, reference)
-        assert found.dtype == reference.dtype and found.shape == reference.shape == right.shape, name
+        assert found.dtype == reference.dtype and found.shape == reference.shape == getattr(right, "shape", found.shape), name
+        if callable(right):
+            right({one: ops.host(results[one]) for one in expected}, expected)
+            continue
         untouched = raw(reference) == raw(before[name]) if name in before else np.zeros(reference.shape, bool)
         np.testing.assert_array_equal(raw(found)[untouched], raw(reference)[untouched], err_msg=f"{name}: written where nothing was due")
         compare(launch, name, found[~untouched], reference[~untouched], right[~untouched], name in exact)
 
 
+def result(launch, device, sms=2):
+    """The main result of a launch on the host, on a GPU of this many SMs as in few_sms."""
+    host, ops = launch.arrays(Noise(length=SHORT)), GuardedOps(device)
+    given = {name: ops.written(one) if name == "out" else on_device(ops, one) for name, one in host.items()}
+    with few_sms(launch, sms):
+        return ops.host(launch.run(ops, given)["out"])
+
+
+def few_sms(launch, count=2):
+    """A context in which a GEMV with a tiling of its own runs as on a GPU of few SMs, where a block or a cluster has several tiles."""
+    module = ON_FEW_SMS.get(type(launch.shape.get("tiling")))
+    return patch.object(module, "sms_here", lambda: count) if module else contextlib.nullcontext()
+
+
 def compare(launch, name, found, reference, right, by_oracle):
     """Bits where the launch is exact or the right result is of the result's dtype; neighbouring codes; else within roundings."""
     if right.dtype == np.float64:
-        slack = SLACK if launch.slack is None else launch.slack
+        slack = slack_of(launch)
         if launch.elementwise:
             slack = each_by_itself(slack, right)
         for one in (reference, found):
@@ -106,9 +140,14 @@ def compare(launch, name, found, reference, right, by_oracle):
         steps = np.abs(found.view(np.int8).astype(int) - reference.view(np.int8))
         assert steps.max(initial=0) <= 1 and (steps > 0).sum() <= 0.01 * steps.size
     else:
-        slack = (SLACK if launch.slack is None else launch.slack) + HALF_STEP[found.dtype]  # the reference is rounded too
+        slack = slack_of(launch) + HALF_STEP[found.dtype]  # the reference is rounded too
         right = reference.astype(np.float64)
         assert_close(found, right, found.dtype, each_by_itself(slack, right) if launch.elementwise else slack)
+
+
+def slack_of(launch):
+    """The allowed error of a launch beside roundings."""
+    return (SLACK if launch.slack is None else launch.slack) + launch.lost
 
 
 def each_by_itself(slack, right):

@@ -20,8 +20,6 @@ from minllm.catalogue.launch import Moved
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
-from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply, matmul_wgmma
 from tests.kernels.guarded import BFLOAT16, FLOAT32
 from tests.kernels.launches import HostOps
 
@@ -113,29 +111,6 @@ def qkv_rope_and_append_of_many_tokens():
     return run, {"qkv_rope_append_vector_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
 
 
-# Matrix products: x [M, K], weight [N, K], out [M, N].
-
-
-@row
-def wgmma_product_of_few_rows():
-    M, N, K, b = 128, 192, 192, 2
-    tiling = WgmmaTiling(1, 96, 2, 2, early=True)
-    asked = dict(x_map=N // tiling.tile_n * M * K * b, weight_map=N * K * b, out_map=M * N * b)
-    moved = Moved(asked, dict(x_map=M * K * b, weight_map=N * K * b), 2 * M * N * K)
-    x, weight = np.round(numbers(M, K)), np.round(numbers(N, K))
-    return partial(matmul_wgmma, x, weight, numbers(M, N), tiling=tiling), {"matmul_wgmma_kernel": moved}
-
-
-@row
-def wgmma_product_with_silu():
-    M, F, K, b = 64, 128, 64, 2
-    tiling = WgmmaTiling(1, 128, 2)
-    tiles = M // tiling.tile_m * (2 * F // tiling.tile_n)
-    asked = dict(x_map=tiles * tiling.tile_m * K * b, weight_map=tiles * tiling.tile_n * K * b, out_map=M * F * b)
-    moved = Moved(asked, dict(x_map=M * K * b), 4 * M * F * K)
-    x, gate_up = np.ones((M, K), BFLOAT16), np.round(numbers(2 * F, K))
-    gate_up[:F] = 1  # a gate of K, whose sigmoid is 1 exactly however it is computed
-    return partial(matmul_silu_and_multiply, x, gate_up, numbers(M, F), tiling=tiling), {"matmul_wgmma_kernel": moved}
 
 
 def kernels_of_the_package():

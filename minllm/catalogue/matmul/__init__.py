@@ -1,7 +1,9 @@
 """The launches of the GEMMs: x [M, K] and weight [N, K] of b bytes an element, out [M, N]."""
 
+from dataclasses import replace
+
 from minllm.catalogue.launch import TB_S, TFLOP_S, Measured
-from minllm.catalogue.matmul import machine_code, mixed_input, plain, quantized, quantized_measured
+from minllm.catalogue.matmul import machine_code, mixed_input, plain, quantized, quantized_machine_code, quantized_measured, quantized_odd
 from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gemv_qkv_rope_append, linear_add
 from minllm.catalogue.matmul.products import gated_product, matmul_bytes, matmul_flops, product
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
@@ -23,7 +25,7 @@ FUSED_QKV_GEMVS = ((2, 1, 1, 32, 520), (1, 4, 2, 16, 264), (3, 3, 1, 6, 19))
 def compiled():
     """The kernels of plain weights, then those of quantised ones."""
     yield from machine_code.compiled()
-    yield from quantized.compiled()
+    yield from quantized_machine_code.compiled()
     yield from mixed_input.compiled()
 
 
@@ -45,6 +47,9 @@ def small():
     yield product("warpgroup", 128, 256, 320, **exact)
     yield product("warp_specialized", 128, 256, 320, **exact)
     yield product("wgmma", 256, 128, 128, **exact, tiling=WgmmaTiling(1, 64, 2, 2))
+    early = product("wgmma", 128, 192, 192, **exact, tiling=WgmmaTiling(1, 96, 2, 2, early=True))
+    gated = gated_product("wgmma", 64, 128, 64, **exact, tiling=WgmmaTiling(1, 128, 2))
+    yield from (replace(one, counted=True) for one in (early, gated))
     yield product("naive", 9, 7, 33, FLOAT32, **exact)
     yield product("tiled", 9, 17, 40, **exact, tile=(8, 8, 2))
     yield product("vectorized", 9, 17, 16, **exact, tile=16)
@@ -80,6 +85,7 @@ def fused_gemvs(shapes, qkv_shapes, dtype, tiling):
 def odd():
     """Sizes around those of tiles and vectors, with every tiling and option."""
     yield from plain.odd()
+    yield from quantized_odd.odd()
 
 
 def large():
@@ -88,6 +94,7 @@ def large():
         shapes, qkv_shapes = ((1, 1003, 4096), (1, 515, 14336)), ((1, 32, 8, 128, 4096), (1, 32, 8, 64, 2048))
         yield from fused_gemvs((*FUSED_GEMVS, *shapes), (*FUSED_QKV_GEMVS, *qkv_shapes), BFLOAT16, tiling)
     yield from plain.large()
+    yield from quantized_odd.large()
     yield from mixed_input.large()
 
 

@@ -106,15 +106,29 @@ def normed(x, norm):
 
 
 @describes
-def gated_product(variant, m, n, k, dtype, norm=False, **options):
-    """silu(x @ gate.T) * (x @ up.T) by one variant: gate and up of n rows each. norm: of the RMSNorm of x."""
+def gated_product(variant, m, n, k, dtype=BFLOAT16, norm=False, exact=False, **options):
+    """silu(x @ gate.T) * (x @ up.T) by one variant: gate and up of n rows each.
+
+    norm: of the RMSNorm of x. exact: of whole numbers, and gates of K, whose sigmoid is 1 however it is computed.
+    """
 
     def arrays(noise):
         given = dict(x=noise.array((m, k), dtype), gate_up=noise.array((2 * n, k), dtype), out=noise.unwritten((m, n), dtype))
+        if exact:
+            gate = np.ones((n, k), dtype)
+            given |= dict(x=np.ones((m, k), dtype), gate_up=np.concatenate([gate, whole_numbers(noise, (n, k), dtype)]))
         return given | (dict(norm=noise.array((k,), dtype)) if norm else {})
 
     def reference(x, gate_up, norm=None):
         return silu_and_multiply_reference(matmul_reference(normed(x, norm), gate_up, out_dtype=np.float32)).astype(dtype)
 
     call = calls(GATED[variant], **options, **(dict(epsilon=EPSILON) if norm else {}))
-    return Launch(arrays, call, returns(("out",), reference), moved={}, rows=("x", "out"))
+    moved = gated_wgmma_moved(m, n, k, dtype.itemsize, options["tiling"]) if exact and variant == "wgmma" else {}
+    return Launch(arrays, call, returns(("out",), reference), moved, rows=("x", "out"), exact=exact)
+
+
+def gated_wgmma_moved(m, n, k, b, tiling):
+    """What wgmma moves of gate and up, if tiles are whole."""
+    tiles = m // tiling.tile_m * (2 * n // tiling.tile_n)
+    asked = dict(x_map=tiles * tiling.tile_m * k * b, weight_map=tiles * tiling.tile_n * k * b, out_map=m * n * b)
+    return Moved(asked, dict(x_map=m * k * b), 2 * matmul_flops(m, n, k))

@@ -8,15 +8,12 @@ import functools
 import itertools
 from dataclasses import replace
 
-import numpy as np
-
-from minllm.catalogue.launch import MICROSECONDS, Launch, Measured, describes, returns
+from minllm.catalogue.launch import MICROSECONDS, Measured, describes
 from minllm.catalogue.matmul.products import product
-from minllm.catalogue.matmul.quantized import family, quantized_product, weight_of
+from minllm.catalogue.matmul.quantized import quantized_product, weight_of
 from minllm.catalogue.noise import WithoutContents
 from minllm.catalogue.rows import BFLOAT16
 from minllm.weights.formats import WEIGHT_FORMATS
-from minllm.weights.fp8_block import BLOCK as FP8_BLOCK
 
 DISTINCT_ROWS = 256  # of a weight
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # the four matrices of a layer of an 8B model, outputs x inputs
@@ -72,49 +69,6 @@ def chosen_product(m, n, k, dtype=BFLOAT16):
     return replace(of_any_variant, call=call)
 
 
-@describes
-def repeated_product(variant, form, m, n, k, dtype=BFLOAT16):
-    """quantized_product of a weight that repeats the rows of `small`."""
-    distinct = min(n, DISTINCT_ROWS)
-    of_small = quantized_product(variant, form, m, distinct, k, dtype)
-
-    def arrays(noise):
-        given = of_small.arrays(noise)
-        small, out = given["weight"], noise.unwritten((m, n), dtype)
-        return given | dict(weight=repeated(form, small, n, k), out=out, small=small)
-
-    def reference(x, small):
-        return np.take(of_small.reference(x=x, weight=small)["out"], np.arange(n) % distinct, axis=1)
-
-    return Launch(
-        arrays,
-        call=lambda ops, x, weight, out, small: of_small.call(ops, x=x, weight=weight, out=out),
-        reference=returns(("out",), reference),
-        moved={},
-        rows=("out", "x"),
-        slack=of_small.slack,
-    )
-
-
-def repeated(form, small, n, k):
-    """A weight [n, k] that repeats the rows of a smaller one."""
-    like = weight_of(WithoutContents(), form, n, k)
-    whole = type(small)(*(None if one is None else repeated_to(other.shape, one) for one, other in zip(small, like, strict=True)))
-    if form == "fp8_block":  # blocks holds the row of scales for each output
-        return whole._replace(blocks=np.arange(n, dtype=np.int32) // FP8_BLOCK)
-    if family(form) == "nf4":
-        return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[0]))
-    return whole
-
-
-def repeated_to(shape, array):
-    """An array of this shape that repeats a smaller one along each axis."""
-    for axis, extent in enumerate(shape):
-        if extent != array.shape[axis]:
-            array = np.take(array, np.arange(extent) % array.shape[axis], axis)
-    return array
-
-
 @functools.cache
 def weight_bytes(form, n, k):
     """The bytes of a weight's arrays."""
@@ -126,7 +80,7 @@ def row(form, variant, m, n, k):
     if form == "bfloat16":
         launch, of_weight = chosen_product(m, n, k), n * k * BFLOAT16.itemsize
     else:
-        launch, of_weight = repeated_product(variant, form, m, n, k), weight_bytes(form, n, k)
+        launch, of_weight = quantized_product(variant, form, m, n, k, distinct=DISTINCT_ROWS), weight_bytes(form, n, k)
     moved = of_weight + m * (k + n) * BFLOAT16.itemsize
     return Measured(
         launch, variant, f"{m} row{'' if m == 1 else 's'} x {n}x{k}, {LABELS.get(form, form)}", benchmark="matmul, quantised",

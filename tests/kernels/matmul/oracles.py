@@ -3,6 +3,7 @@
 import numpy as np
 
 from minllm.catalogue.matmul.products import EPSILON
+from minllm.catalogue.matmul.quantized import sums_of
 from tests.kernels.rope.oracles import turned
 
 
@@ -68,3 +69,16 @@ def in_their_places(qkv, positions, slot_mapping, cos_sin, query, key_cache, val
             for cache, new in zip(caches, (found[token, heads:], qkv[token, heads + kv_heads :])):
                 cache[slot // cache.shape[1], slot % cache.shape[1]] = new
     return dict(query=found[:, :heads], key_cache=caches[0], value_cache=caches[1])
+
+
+def quantized_product(shape, x, weight, out, bias=None, norm=None, residual=None, small=None):
+    """Sums of the numbers that the codes stand for, which are not rounded, and the addends."""
+    sums = sums_of(x, weight, norm, shape["form"], shape["variant"], shape["dtype"], small)
+    addends = bias, out if shape["residual"] == "in place" else residual
+    return dict(out=sum((one.astype(np.float64) for one in addends if one is not None), gated(sums) if shape["gated"] else sums))
+
+
+def quantized_qkv(shape, x, norm, weight, bias, small=None, **places):
+    """From the norm of x."""
+    sums = sums_of(x, weight, norm, shape["form"], "tensor_core_gemv", shape["dtype"], small)
+    return in_their_places(sums + (0 if bias is None else bias.astype(np.float64)), **places)

@@ -1,10 +1,11 @@
-"""The batched GEMV over int4 and NF4 in the simulator: results, their bits from run to run, and errors."""
+"""The batched GEMV over int4 and NF4 in the simulator: bits from run to run, tilings, and errors."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from minllm.catalogue.matmul.quantized import quantized_product
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.quantized.batched_gemv import gemv
 from minllm.machine.occupancy import WARP
@@ -12,51 +13,31 @@ from minllm.runtime.device import SHARED_BYTES_PER_BLOCK
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.int4 import Int4Weight
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, bits, random
-from tests.kernels.matmul.batched_gemv_cases import (
-    CASES,
-    CHOSEN_CASES,
-    FORMS,
-    LAUNCHERS,
-    BatchedGemvCase,
-    Tiling,
-    check_batched_gemv,
-)
-from tests.kernels.matmul.tensor_core_gemv_cases import with_rows
+from tests.kernels.launches import result
 
+FORMS = {"int4": gemv.INT4, "nf4": gemv.NF4}
+LAUNCHERS = {name: (gemv.make_gemv(form), gemv.make_gated_gemv(form)) for name, form in FORMS.items()}
+Tiling = gemv.BatchedGemvTiling
 SAME_BITS = [
-    BatchedGemvCase("int4_g64", 3, 72, 384, BFLOAT16, Tiling(2, 2, 2, 1, 8), bias=True),
-    BatchedGemvCase("int4, minimums", 9, 40, 256, FLOAT16, Tiling(2, 1, 2, 1, 16), out_dtype=FLOAT32),
-    BatchedGemvCase("nf4", 11, 40, 384, FLOAT16, Tiling(2, 1, 1, 2, 16), gated=True),
+    quantized_product("batched_gemv", "int4/64", 3, 72, 384, bias=True, tiling=Tiling(2, 2, 2, 1, 8)),
+    quantized_product("batched_gemv", "int4/32_minimums", 9, 40, 256, FLOAT16, out_dtype=FLOAT32, tiling=Tiling(2, 1, 2, 1, 16)),
+    quantized_product("batched_gemv", "nf4/nested", 11, 40, 384, FLOAT16, gated=True, tiling=Tiling(2, 1, 1, 2, 16)),
 ]
 LENGTHS = [128, 896, 1536, 2048, 2176, 3584, 4096, 5120, 8192, 8960, 11008, 14336, 18944, 28672]
 
 
-@pytest.mark.covering("case.tiling", "case.name + case.gated", "case.name + case.dtype", "case.name + case.magnitude",
-                      "case.bias + case.out_dtype")  # fmt: skip
-@pytest.mark.detected("case.tiling.cluster + case.tiling.splits", "case.tiling.tokens + case.gated", "case.name")
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_products_are_those_in_float64(case, device):
-    check_batched_gemv(case, device)
-
-
 @pytest.mark.results_only
-@pytest.mark.parametrize("case", CHOSEN_CASES, ids=str)
-def test_products_by_chosen_tilings_are_those_in_float64(case, device):
-    check_batched_gemv(case, device)
-
-
-@pytest.mark.results_only
-@pytest.mark.parametrize("case", SAME_BITS, ids=str)
-def test_runs_and_grids_of_any_size_give_the_same_bits(case, device):
-    first, again, one_tile_each = (check_batched_gemv(case, device, sms) for sms in (1, 1, 99))
+@pytest.mark.parametrize("launch", SAME_BITS, ids=str)
+def test_runs_and_grids_of_any_size_give_the_same_bits(launch, device):
+    first, again, one_tile_each = (result(launch, device, sms) for sms in (1, 1, 99))
     np.testing.assert_array_equal(bits(first), bits(again))
     np.testing.assert_array_equal(bits(first), bits(one_tile_each))
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_without_outputs_there_is_nothing_to_do(name):
-    x, weight, out = arrays_of(name)
-    empty = with_rows(weight, lambda array: array[:0])
+    x, _, out = arrays_of(name)
+    empty = WEIGHT_FORMATS[name].without_contents(SimpleNamespace(empty=np.empty), 0, 256)
     LAUNCHERS[name][0](x, empty, out[:, :0])
     LAUNCHERS[name][1](x, empty, out[:, :0])
 

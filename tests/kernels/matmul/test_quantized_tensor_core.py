@@ -1,4 +1,4 @@
-"""W8A8 and W4A16 on Hopper's tensor cores in the simulator, and rows quantised by the preceding kernel."""
+"""W8A8 and W4A16 on Hopper's tensor cores: choices, what is refused, and rows quantised by the preceding kernel."""
 
 from types import SimpleNamespace
 
@@ -34,25 +34,9 @@ from minllm.weights.int8 import Int8Weight
 from minllm.weights.int8_groups import Int8GroupWeight
 from minllm.weights.linear import Linear
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
-from tests.kernels.matmul.quantized_cases import (
-    BLOCK_CASES,
-    CASES,
-    check_blocks,
-    check_codes,
-)
 
 UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # error of the scale of a row rounded before quantisation
 PRODUCTS = {kind: tensor_core.make_gemm(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_products_of_codes_are_those_in_float64(case, device):
-    check_codes(case, device)
-
-
-@pytest.mark.parametrize("case", BLOCK_CASES, ids=str)
-def test_products_of_codes_in_blocks_are_those_in_float64(case, device):
-    check_blocks(case, device)
 
 
 def test_what_fp8_in_blocks_refuses():

@@ -1,63 +1,40 @@
-"""The tensor-core GEMV in the simulator: results, their bits from run to run, and errors."""
+"""The tensor-core GEMV in the simulator: bits from run to run, tilings, and errors."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from minllm.catalogue.matmul.quantized import quantized_product
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.int4 import Int4Weight
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, bits, random
-from tests.kernels.matmul.tensor_core_gemv_cases import (
-    CASES,
-    FORMS,
-    LAUNCHERS,
-    QKV_CASES,
-    GemvCase,
-    Tiling,
-    check_gemv,
-    check_qkv,
-    with_rows,
-)
+from tests.kernels.launches import result
 
+FORMS = {"int4": gemv.INT4, "nf4": gemv.NF4, "int8": gemv.INT8, "fp8": gemv.FP8}
+LAUNCHERS = {name: (gemv.make_gemv(form), gemv.make_gated_gemv(form), gemv.make_qkv_gemv(form)) for name, form in FORMS.items()}
+TWO_WARPS = dict(norm=True, tiling=gemv.TensorCoreGemvTiling(2, 2, 1, 2, 1))
 SAME_BITS = [
-    GemvCase("int4_g64", 40, 384, BFLOAT16, Tiling(2, 2, 1, 2, 1), norm=True, residual="in place"),
-    GemvCase("nf4", 24, 256, FLOAT16, Tiling(2, 1, 1, 2, 1), norm=True, gated=True),
-    GemvCase("int8", 40, 192, BFLOAT16, Tiling(2, 2, 1, 2, 1), norm=True, out_dtype=FLOAT32),
-    GemvCase("fp8", 40, 192, BFLOAT16, Tiling(2, 2, 1, 2, 1), norm=True, out_dtype=FLOAT32),
+    quantized_product("tensor_core_gemv", "int4/64", 1, 40, 384, residual="in place", **TWO_WARPS),
+    quantized_product("tensor_core_gemv", "nf4/nested", 1, 24, 256, FLOAT16, gated=True, **TWO_WARPS),
+    *(quantized_product("tensor_core_gemv", code, 1, 40, 192, out_dtype=FLOAT32, **TWO_WARPS) for code in ("int8", "fp8")),
 ]
 
 
-@pytest.mark.detected("case.tiling.splits + case.tiling.unroll", "case.name", "case.gated + case.residual")
-@pytest.mark.covering("case.tiling", "case.name + case.gated", "case.name + case.dtype", "case.name + case.magnitude",
-                      "case.norm + case.bias + case.residual + case.out_dtype")  # fmt: skip
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_products_are_those_in_float64(case, device):
-    check_gemv(case, device)
-
-
-@pytest.mark.detected("case.name", "case.slot")
-@pytest.mark.parametrize("case", QKV_CASES, ids=str)
-def test_queries_keys_and_values_are_those_in_float64(case, device):
-    check_qkv(case, device)
-
-
 @pytest.mark.results_only
-@pytest.mark.parametrize("case", SAME_BITS, ids=str)
-def test_runs_and_grids_of_any_size_give_the_same_bits(case, device):
-    first, again, one_tile_each = (
-        check_gemv(case._replace(tiling=case.tiling._replace(per_sm=per_sm)), device) for per_sm in (1, 1, 99)
-    )  # fmt: skip
+@pytest.mark.parametrize("launch", SAME_BITS, ids=str)
+def test_runs_and_grids_of_any_size_give_the_same_bits(launch, device):
+    first, again, one_tile_each = (result(launch, device, sms) for sms in (1, 1, 99))
     np.testing.assert_array_equal(bits(first), bits(again))
     np.testing.assert_array_equal(bits(first), bits(one_tile_each))
 
 
 @pytest.mark.parametrize("name", ["int4", "nf4", "int8", "fp8"])
 def test_without_outputs_there_is_nothing_to_do(name):
-    x, weight, out = arrays_of(name)
-    empty = with_rows(weight, lambda array: array[:0])
+    x, _, out = arrays_of(name)
+    empty = WEIGHT_FORMATS[name].without_contents(SimpleNamespace(empty=np.empty), 0, 256)
     LAUNCHERS[name][0](x, empty, out[:, :0])
     LAUNCHERS[name][1](x, empty, out[:, :0])
 
