@@ -110,10 +110,10 @@ class Pipeline:
             self._is_over, self._cause = True, cause
             requests, self._requests = list(self._requests.values()), {}
         switch_interval.restore()
+        for request in requests:  # before compute aborts them, for detokenise may still show that as an output
+            hand_over(request.reader.loop, [(request, self._death())])
         for stage in (self.tokenise, self.compute, self.detokenise):
             stage.close()
-        for request in requests:
-            hand_over(request.reader.loop, [(request, self._death())])
 
     def _forget(self, request: PipelineRequest) -> None:
         with self._lock:
