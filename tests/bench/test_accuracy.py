@@ -9,7 +9,7 @@ from tests.engine.models import model_directory
 
 
 def test_rows_of_a_small_model():
-    with LLM(model_directory("llama3"), device="cpu", dtype="float32", max_num_seqs=1, max_model_len=128) as llm:
+    with LLM(model_directory("small"), device="cpu", dtype="float32", max_num_seqs=1, max_model_len=128) as llm:
         caches = (("int8", 0), ("fp8_e5m2", 0), ("fp8_e5m2", 32), ("kivi_int4", 32))
         compared = compare(llm, [5 * i % 1003 for i in range(200)], caches)
         found = rows("small", 200, "float32", compared)

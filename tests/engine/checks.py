@@ -17,7 +17,7 @@ PROMPTS = [prompt(length) for length in (1, 17, 130)]
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 BROKEN = 77  # a token with NaN in its embedding: see break_token
 
-BLOCK_BYTES = 3 * 2 * 16 * 2 * 128 * 4  # a block of the random Llama 3: layers, K and V, tokens, heads, head_dim, float32
+BLOCK_BYTES = 2 * 2 * 16 * 2 * 32 * 4  # a block of the small model: layers, K and V, tokens, heads, head_dim, float32
 
 BATCHINGS = [
     {"max_num_seqs": 1},
@@ -56,7 +56,7 @@ def check_batching_changes_no_token(llm, **options):
     """Requests alone on `llm`, and together on one with other batch and block sizes."""
     prompts = [*PROMPTS[:2], prompt(16), prompt(15, seed=1), prompt(40)]
     alone = [tokens_of(llm.generate([token_ids], GREEDY))[0] for token_ids in prompts]
-    with LLM(model_directory("llama3"), max_model_len=256, **options) as other:
+    with LLM(llm.options.model, max_model_len=256, **options) as other:
         assert tokens_of(other.generate(prompts, GREEDY)) == alone
         assert other.engine.cache_policy.usage().allocated == 0
 
@@ -65,7 +65,7 @@ def check_prefix_caching_changes_no_token(llm, **options):
     """Prompts that begin alike, one after the other, then together in a cache that is too small to keep all of it."""
     prompts = [prompt(70)[:length] + prompt(9, seed=length) for length in (64, 64, 32, 40)]
     alone = tokens_of(llm.generate(prompts, GREEDY))
-    with LLM(model_directory("llama3"), max_model_len=256, max_num_seqs=2, **options) as other:
+    with LLM(llm.options.model, max_model_len=256, max_num_seqs=2, **options) as other:
         cached = [other.generate(token_ids, GREEDY)[0] for token_ids in prompts]
         assert tokens_of(cached) == alone
         assert [output.num_cached_tokens for output in cached] == [0, 64, 32, 32]
@@ -149,9 +149,9 @@ def outputs_of(llm, requests):
     return [last[str(number)] for number in range(len(requests))]
 
 
-def break_token(directory: Path) -> Path:
-    """A copy of the random Llama 3 in which every text with the token BROKEN has logits of NaN."""
-    shutil.copytree(model_directory("llama3"), directory)
+def break_token(directory: Path, family: str = "small") -> Path:
+    """A copy of a random model in which every text with the token BROKEN has logits of NaN."""
+    shutil.copytree(model_directory(family), directory)
     tensors = load_file(directory / "model.safetensors")
     tensors["model.embed_tokens.weight"][BROKEN] = np.nan
     save_file(tensors, directory / "model.safetensors")

@@ -9,7 +9,7 @@ from tests.engine.models import model_directory
 @pytest.fixture(scope="session")
 def llm():
     """A random Llama 3 in float32 with a byte-level tokenizer; 1,003 ids, greedy by default."""
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=8) as llm:
+    with LLM(model_directory("small"), device="cpu", max_model_len=256, max_num_seqs=8) as llm:
         yield llm
 
 

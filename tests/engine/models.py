@@ -45,10 +45,10 @@ def model_directory(family: str, dtype: str = "float32") -> Path:
 
 
 @functools.cache
-def ending_model_directory() -> Path:
-    """The same Llama 3 with an end of sequence, and sampled as parameters say."""
-    directory = Path(_temporary_directory("llama3", "ending").name) / "model"
-    shutil.copytree(model_directory("llama3"), directory)
+def ending_model_directory(family: str = "small") -> Path:
+    """The same model with an end of sequence, and sampled as parameters say."""
+    directory = Path(_temporary_directory(family, "ending").name) / "model"
+    shutil.copytree(model_directory(family), directory)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": byte_level_tokenizer().token_to_id(EOS)}))
     return directory
 
@@ -61,6 +61,11 @@ def transformers_model(family: str):
 
 def transformers_greedy(family: str, token_ids: list[int], new_tokens: int, stop_ids: tuple[int, ...] = ()) -> list[int]:
     """What transformers generates, without the prompt."""
+    return list(_greedy(family, tuple(token_ids), new_tokens, stop_ids))
+
+
+@functools.cache
+def _greedy(family: str, token_ids: tuple[int, ...], new_tokens: int, stop_ids: tuple[int, ...]) -> tuple[int, ...]:
     import torch
 
     with torch.no_grad():
@@ -68,7 +73,7 @@ def transformers_greedy(family: str, token_ids: list[int], new_tokens: int, stop
             torch.tensor([token_ids]), attention_mask=torch.ones(1, len(token_ids), dtype=torch.long), do_sample=False,
             max_new_tokens=new_tokens, eos_token_id=list(stop_ids) or None, pad_token_id=0,
         )  # fmt: skip
-    return out[0, len(token_ids) :].tolist()
+    return tuple(out[0, len(token_ids) :].tolist())
 
 
 def transformers_beams(

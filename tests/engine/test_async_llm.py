@@ -28,7 +28,7 @@ from tests.engine.models import model_directory
 
 TIMEOUT = 60  # seconds; a test takes less than one
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
-LONG = SamplingParams(temperature=0.0, max_tokens=200)
+LONG = SamplingParams(temperature=0.0, max_tokens=240)
 PROMPTS = ["def f(x):", "import functools\n\ndef", "class A", [5, 6, 7], {"prompt": "return"}, {"prompt_token_ids": [1, 2]}]
 
 
@@ -40,7 +40,7 @@ def run(coroutine):
 @pytest.fixture
 def engine():
     """An AsyncLLM that leaves nothing behind: no thread, no block."""
-    llm = AsyncLLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=4)
+    llm = AsyncLLM(model_directory("small"), device="cpu", max_model_len=256, max_num_seqs=4)
     policy, threads = llm._llm.engine.cache_policy, llm._pipeline._threads
     yield llm
     llm.shutdown()
@@ -119,7 +119,7 @@ def test_unseeded_requests_are_reproducible(engine, llm):
         streams = [await engine.add_request(None, prompt, params) for prompt in PROMPTS]
         return [await last(stream) for stream in streams]
 
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=4) as fresh:
+    with LLM(model_directory("small"), device="cpu", max_model_len=256, max_num_seqs=4) as fresh:
         assert [completions(output) for output in run(texts())] == [completions(output) for output in fresh.generate(PROMPTS, params)]
 
 
@@ -266,6 +266,8 @@ def test_priorities(engine):
 
 
 def test_a_slow_reader_gets_several_tokens_at_a_time_and_stalls_nobody(engine):
+    slow_down(engine, seconds=0.001)
+
     async def generate():
         slow = await engine.add_request("slow", "def", LONG)
         first = await anext(slow)
@@ -274,7 +276,7 @@ def test_a_slow_reader_gets_several_tokens_at_a_time_and_stalls_nobody(engine):
         while engine.stats().num_running:
             await asyncio.sleep(0.001)
         rest = [output async for output in slow]
-        assert len(rest) <= 2 and len(first.outputs[0].token_ids) < 200 == len(rest[-1].outputs[0].token_ids)
+        assert len(rest) <= 2 and len(first.outputs[0].token_ids) < 240 == len(rest[-1].outputs[0].token_ids)
 
     run(generate())
 
@@ -461,7 +463,7 @@ def test_a_slow_text_holds_nobody_else_up(engine, llm, monkeypatch, ending):
     expected = llm.generate([*PROMPTS, "def"], GREEDY)
     assert [completions(output) for output in (*quick, after)] == [completions(output) for output in expected]
     if ending == "encoded":
-        with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=4) as fresh:
+        with LLM(model_directory("small"), device="cpu", max_model_len=256, max_num_seqs=4) as fresh:
             alone = fresh.generate([f"slow {i}" for i in range(3)], sampled)
         assert [completions(end) for end in ends] == [completions(output) for output in alone]
     elif ending == "abort":
@@ -608,7 +610,7 @@ def test_chat(tmp_path):
     messages = [{"role": "user", "content": "write a loop"}]
 
     async def chat():
-        async with AsyncLLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=2) as engine:
+        async with AsyncLLM(model_directory("small"), device="cpu", max_model_len=64, max_num_seqs=2) as engine:
             output = await last(engine.chat(messages, GREEDY, chat_template=template, request_id="chat"))
             assert output.prompt == "<user>write a loop" and output.request_id == "chat"
             with pytest.raises(InvalidRequestError, match="no chat template"):
@@ -656,6 +658,7 @@ def alone(llm):
 def test_soak(engine, alone, seed):
     """Many requests that are cancelled, aborted or left at random; those that are not get the text that they get alone."""
     generator = random.Random(seed)
+    slow_down(engine, seconds=0.001)  # so that nobody's LONG text ends before it is aborted
 
     async def client(number):
         await asyncio.sleep(generator.random() * 0.2)
@@ -688,7 +691,7 @@ def test_soak(engine, alone, seed):
 
 def test_threads_switch_often_while_a_pipeline_runs(engine):
     short = sys.getswitchinterval()
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=2) as other:
+    with LLM(model_directory("small"), device="cpu", max_model_len=64, max_num_seqs=2) as other:
         second = AsyncLLM.of(other)
         engine.shutdown()
         assert sys.getswitchinterval() == short < 1e-3
@@ -697,7 +700,7 @@ def test_threads_switch_often_while_a_pipeline_runs(engine):
 
 
 def test_a_dropped_engine_ends_its_threads(only_new_objects):
-    engine = AsyncLLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=2)
+    engine = AsyncLLM(model_directory("small"), device="cpu", max_model_len=64, max_num_seqs=2)
     threads, alive = engine._pipeline._threads, weakref.ref(engine)
     del engine
     gc.collect()
@@ -711,7 +714,7 @@ def test_the_interpreter_ends_with_requests_under_way(ending):
     script = f"""
 import asyncio
 from minllm import AsyncLLM, SamplingParams
-llm = AsyncLLM({str(model_directory("llama3"))!r}, device="cpu", max_model_len=256, max_num_seqs=2)
+llm = AsyncLLM({str(model_directory("small"))!r}, device="cpu", max_model_len=256, max_num_seqs=2)
 async def main():
     stream = await llm.add_request("a", "def", SamplingParams(max_tokens=250, ignore_eos=True))
     await anext(stream)

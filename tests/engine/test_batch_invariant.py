@@ -35,7 +35,7 @@ def scores(output):
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def alone(request):
     """(dtype, the scores of each request alone)."""
-    with LLM(model_directory("llama3"), dtype=request.param, **SMALL) as llm:
+    with LLM(model_directory("small"), dtype=request.param, **SMALL) as llm:
         return request.param, [scores(llm.generate([one], params)[0]) for one, params in zip(PROMPTS, PARAMS, strict=True)]
 
 
@@ -57,7 +57,7 @@ def test_any_company_any_schedule(alone, chosen, budget, policy, drafts, prefixe
         dtype=dtype, max_num_batched_tokens=budget, max_num_seqs=5, scheduling_policy=policy, enable_prefix_caching=prefixes,
         block_size=block_size, speculative_config=NGRAMS if drafts else None,
     )  # fmt: skip
-    with LLM(model_directory("llama3"), **options) as llm:
+    with LLM(model_directory("small"), **options) as llm:
         found = llm.generate([PROMPTS[i] for i in chosen], [PARAMS[i] for i in chosen])
     assert [scores(output) for output in found] == [expected[i] for i in chosen]
 
@@ -65,7 +65,7 @@ def test_any_company_any_schedule(alone, chosen, budget, policy, drafts, prefixe
 def test_the_option_changes_a_score_by_rounding_alone():
     found = []
     for batch_invariant in (True, False):
-        with LLM(model_directory("llama3"), **(SMALL | dict(dtype="float32", batch_invariant=batch_invariant))) as llm:
+        with LLM(model_directory("small"), **(SMALL | dict(dtype="float32", batch_invariant=batch_invariant))) as llm:
             found.append(llm.logits(PROMPTS[2]))
     ours, theirs = found
     np.testing.assert_allclose(ours, theirs, atol=1e-4 * np.abs(theirs).max())
@@ -84,4 +84,4 @@ def test_the_option_changes_a_score_by_rounding_alone():
 )
 def test_what_excludes_it_is_refused_by_name(options, words):
     with pytest.raises(InvalidOptionError, match=words):
-        LLM(model_directory("llama3"), **(SMALL | options))
+        LLM(model_directory("small"), **(SMALL | options))

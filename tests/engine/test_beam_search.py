@@ -113,7 +113,7 @@ def test_it_ends_as_transformers_does_where_the_two_agree(llm, monkeypatch, earl
     monkeypatch.setattr(llm.engine, "eos_token_ids", frozenset([eos]))
     params = BeamSearchParams(3, max_tokens=10, length_penalty=0.0, early_stopping=early_stopping)
     [output] = llm.beam_search(prompt(17), params)
-    found = transformers_beams("llama3", prompt(17), 3, 10, eos, length_penalty=0.0, early_stopping=early_stopping or "never")
+    found = transformers_beams("small", prompt(17), 3, 10, eos, length_penalty=0.0, early_stopping=early_stopping or "never")
     assert [sequence.tokens for sequence in output.sequences] == found
     assert output.sequences[0].finish_reason == "stop"
 
@@ -160,7 +160,7 @@ def test_text_and_the_end_of_it(llm, monkeypatch):
 def test_beams_share_blocks_in_every_cache(llm, monkeypatch, options, ahead):
     prompts = [prompt(length) for length in (1, 15, 16, 40)]
     expected = [llm.beam_search(token_ids, PARAMS)[0] for token_ids in prompts]
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=128, max_num_seqs=16, **options) as other:
+    with LLM(model_directory("small"), device="cpu", max_model_len=128, max_num_seqs=16, **options) as other:
         monkeypatch.setattr(other.engine.runner.machine, "steps_ahead", ahead)
         execute = other.engine.runner.execute
         monkeypatch.setattr(other.engine.runner, "execute", lambda step: (other.engine.cache_policy.check(), execute(step))[1])
@@ -174,7 +174,7 @@ def test_beams_share_blocks_in_every_cache(llm, monkeypatch, options, ahead):
 ], ids=str)  # fmt: skip
 def test_beams_in_quantised_caches_have_their_own_newest_tokens(options):
     """Each sum is that of the same tokens where a text is scored; the windows' rings are copied with the forks."""
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=8, **options) as llm:
+    with LLM(model_directory("small"), device="cpu", max_model_len=256, max_num_seqs=8, **options) as llm:
         [output] = llm.beam_search(prompt(40), BeamSearchParams(4, max_tokens=70))
         for sequence in output.sequences:
             logits = llm.logits(sequence.tokens)[39:-1]
@@ -206,7 +206,7 @@ def test_more_beams_than_slots_are_computed_in_turns(llm):
     expected = llm.beam_search([prompt(20), prompt(9)], PARAMS)
     for seqs in (1, 3):
         for policy in ("split_fuse", "in_flight", "prefill_first", "static"):
-            with LLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_seqs=seqs, scheduling_policy=policy) as other:
+            with LLM(model_directory("small"), device="cpu", max_model_len=64, max_num_seqs=seqs, scheduling_policy=policy) as other:
                 assert tokens_of(other.beam_search([prompt(20), prompt(9)], PARAMS)) == tokens_of(expected)
                 assert other.engine.cache_policy.usage().allocated == 0
 
@@ -226,8 +226,8 @@ def searches(llm, request):
 def test_little_memory_changes_no_token(searches, monkeypatch, options, preemption, ahead):
     """Room for 100 tokens, where the searches and a request beside them need more than that."""
     prompts, params, expected = searches
-    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 620_000)
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=72, max_num_seqs=12, preemption=preemption, **options) as other:
+    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 103_300)
+    with LLM(model_directory("small"), device="cpu", max_model_len=72, max_num_seqs=12, preemption=preemption, **options) as other:
         monkeypatch.setattr(other.engine.runner.machine, "steps_ahead", ahead)
         with other.stream(prompt(8), SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)) as stream:
             next(stream)
@@ -243,12 +243,12 @@ def test_little_memory_changes_no_token(searches, monkeypatch, options, preempti
 def test_random_traffic(llm, monkeypatch, seed, remainder):
     """Searches that come while others run, one of which may be aborted, in a small cache of a random kind, under a random policy."""
     draw = random.Random(seed)
-    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", draw.choice([480_000, 620_000, 900_000]))
+    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", draw.choice([80_000, 103_300, 150_000]))
     options = dict(draw.choice([one for name, one in CACHES.items() if name != "virtual"]), preemption=draw.choice(["recompute", "swap"]))
     options |= dict(max_num_seqs=draw.choice([1, 3, 8]), max_num_batched_tokens=draw.choice([5, 2048]))
     options |= dict(scheduling_policy=draw.choice(list(POLICIES)), length_prediction=draw.choice(list(LENGTH_PREDICTIONS)))
     given = [(prompt(draw.randint(1, 30), seed), BeamSearchParams(draw.randint(1, 5), draw.randint(1, 28))) for _ in range(4)]
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=60, **options) as other:
+    with LLM(model_directory("small"), device="cpu", max_model_len=60, **options) as other:
         monkeypatch.setattr(other.engine.runner.machine, "steps_ahead", draw.choice([0, 1]))
         core, searches = other.llm_engine.core, [other._requests(*one, kind=BeamSearchParams)[0] for one in given]
         arrivals, aborted = [draw.randint(0, 20) for _ in searches], draw.choice([None, None, *searches])
@@ -271,8 +271,8 @@ def test_random_traffic(llm, monkeypatch, seed, remainder):
 
 
 def test_a_dropped_beam_ends_its_search(monkeypatch):
-    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 620_000)
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=72, max_num_seqs=12, preemption="drop") as llm:
+    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 103_300)
+    with LLM(model_directory("small"), device="cpu", max_model_len=72, max_num_seqs=12, preemption="drop") as llm:
         with pytest.raises(OutOfMemoryError, match='preemption="drop" ends such requests'):
             llm.beam_search([prompt(40), prompt(40, 1)], BeamSearchParams(4, max_tokens=30))
         assert llm.engine.cache_policy.usage().allocated == 0 and llm.llm_engine.stats().num_waiting == 0

@@ -17,7 +17,7 @@ PARAMS = SamplingParams(temperature=1.0, seed=0, max_tokens=16, ignore_eos=True)
 @pytest.fixture
 def chat_llm(tmp_path):
     directory = tmp_path / "chat"
-    shutil.copytree(model_directory("llama3"), directory)
+    shutil.copytree(model_directory("small"), directory)
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     with LLM(directory, device="cpu", max_model_len=128) as llm:
         yield llm

@@ -52,7 +52,7 @@ def test_it_is_the_papers_equation(family, alpha, top_k):
 def test_candidates_share_blocks_in_every_cache(llm, options):
     params = ContrastiveSearchParams(max_tokens=20, ignore_eos=True)
     expected = tokens_of(llm.contrastive_search(prompt(30), params))
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=128, max_num_seqs=8, **options) as other:
+    with LLM(model_directory("small"), device="cpu", max_model_len=128, max_num_seqs=8, **options) as other:
         for _ in range(2):
             assert tokens_of(other.contrastive_search(prompt(30), params)) == expected
         other.engine.cache_policy.check()
@@ -80,8 +80,8 @@ def test_it_runs_while_a_stream_is_open(llm):
 
 
 def test_forks_without_room_free_everything(monkeypatch):
-    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 400_000)
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=64) as llm:
+    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 66_700)
+    with LLM(model_directory("small"), device="cpu", max_model_len=64) as llm:
         with pytest.raises(OutOfMemoryError, match="a candidate of a contrastive search"):
             llm.contrastive_search(prompt(40), ContrastiveSearchParams(top_k=20))
         assert llm.engine.cache_policy.usage().allocated == 0
@@ -98,6 +98,6 @@ def test_what_it_cannot_do_is_refused(llm):
     with pytest.raises(InvalidRequestError, match="is not a ContrastiveSearchParams"):
         llm.contrastive_search(prompt(3), SamplingParams())
     options = {"kv_cache_dtype": "kivi_int4", "kv_cache_residual_window": 32}
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, **options) as other:
+    with LLM(model_directory("small"), device="cpu", max_model_len=64, **options) as other:
         with pytest.raises(InvalidRequestError, match="without residual windows: set kv_cache_residual_window=0"):
             other.contrastive_search(prompt(3))

@@ -13,7 +13,7 @@ from tests.engine.checks import BLOCK_BYTES, tokens_of
 from tests.engine.models import model_directory
 from tests.engine.test_speculation import GREEDY, PROMPTS, SAMPLED, SMALL, everything, plain  # noqa: F401 - plain is a fixture
 
-ITSELF = {"model": str(model_directory("llama3")), "num_speculative_tokens": 4}
+ITSELF = {"model": str(model_directory("small")), "num_speculative_tokens": 4}
 CACHES = {
     "paged": {},
     "small blocks": dict(block_size=3),
@@ -36,7 +36,7 @@ def accepted_by_itself(llm):
 def test_a_model_drafts_for_itself(plain, cache, policy):  # noqa: F811
     greedy, _ = plain
     options = dict(scheduling_policy=policy, max_num_batched_tokens=40, **CACHES[cache], **SMALL)
-    with LLM(model_directory("llama3"), speculative_config=ITSELF, **options) as llm:
+    with LLM(model_directory("small"), speculative_config=ITSELF, **options) as llm:
         for _ in range(2):
             assert everything(llm.generate(PROMPTS, GREEDY)) == everything(greedy)
         assert accepted_by_itself(llm) == 1.0
@@ -50,7 +50,7 @@ def test_its_cache_goes_where_the_models_goes(plain, preemption, cache):  # noqa
     """Both caches take half of the memory each; what is swapped out comes back with the draft's keys."""
     greedy, _ = plain
     memory = dict(kv_cache_memory_bytes=18 * BLOCK_BYTES, swap_space_bytes=18 * BLOCK_BYTES)
-    with LLM(model_directory("llama3"), speculative_config=ITSELF, preemption=preemption, **memory, **CACHES[cache], **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=ITSELF, preemption=preemption, **memory, **CACHES[cache], **SMALL) as llm:
         assert everything(llm.generate(PROMPTS, GREEDY)) == everything(greedy)
         assert llm.llm_engine.stats().num_preemptions > 0 and accepted_by_itself(llm) == 1.0
 
@@ -58,7 +58,7 @@ def test_its_cache_goes_where_the_models_goes(plain, preemption, cache):  # noqa
 def test_forks_share_its_cache_too():
     """Completions of one prompt share its last block until they decode; drafts before that would write it together."""
     params = replace(SAMPLED[4], max_tokens=16)
-    with LLM(model_directory("llama3"), speculative_config=ITSELF, **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=ITSELF, **SMALL) as llm:
         [output] = llm.generate([PROMPTS[4][:1] + PROMPTS[0]], params)
         assert all(len(one.token_ids) == 16 for one in output.outputs) and len({tuple(one.token_ids) for one in output.outputs}) == 3
         assert accepted_by_itself(llm) > 0.99, "p and q differ by rounding alone"
@@ -66,7 +66,7 @@ def test_forks_share_its_cache_too():
 
 def test_greedy_drafts_leave_every_text_as_it_is(plain):  # noqa: F811
     greedy, sampled = plain
-    with LLM(model_directory("llama3"), speculative_config=ITSELF | {"draft_sample_method": "greedy"}, **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=ITSELF | {"draft_sample_method": "greedy"}, **SMALL) as llm:
         assert everything(llm.generate(PROMPTS, GREEDY)) == everything(greedy)
         assert accepted_by_itself(llm) == 1.0
         assert everything(llm.generate(PROMPTS, SAMPLED)) == everything(sampled)
@@ -78,7 +78,7 @@ def test_it_pauses_and_computes_what_it_has_not_seen(plain, cache):  # noqa: F81
     """Drafts are worth their time for one sequence alone, and otherwise tried now and then: all of them are right, as if it had
     been asked in every step."""
     greedy, sampled = plain
-    with LLM(model_directory("llama3"), speculative_config=ITSELF, max_num_batched_tokens=40, **CACHES[cache], **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=ITSELF, max_num_batched_tokens=40, **CACHES[cache], **SMALL) as llm:
         speculation = Speculation(4, needs_room=True, best=lambda rate, count: 4 * (count == 1), trial_interval=lambda count: 5)
         llm.engine.scheduler.speculation, runner, caught_up = speculation, llm.engine.runner, []
         execute = runner.execute
@@ -108,7 +108,7 @@ def test_another_models_drafts_change_no_greedy_token():
 
 def test_a_source_that_fails_is_switched_off(plain):  # noqa: F811
     greedy, _ = plain
-    with LLM(model_directory("llama3"), speculative_config=ITSELF, **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=ITSELF, **SMALL) as llm:
         source, calls = llm.engine.runner.speculator.source, []
 
         def failing(*arguments):
@@ -133,19 +133,19 @@ def test_a_source_that_fails_is_switched_off(plain):  # noqa: F811
         ({"model": "x", "prompt_lookup_max": 2}, {}, 'prompt_lookup_max=2 is not .* prompt_lookup_max is None with method="draft_model"'),
         ({"num_speculative_tokens_schedule": "often"}, {}, "schedule='often' is not allowed: .* is one of adaptive, constant"),
         ({"model": "x", "draft_sample_method": "best"}, {}, "draft_sample_method='best' is not allowed: .* one of probabilistic, greedy"),
-        ({"model": str(model_directory("llama3"))}, {"kv_cache_policy": "virtual"}, "a draft model shares the block tables"),
+        ({"model": str(model_directory("small"))}, {"kv_cache_policy": "virtual"}, "a draft model shares the block tables"),
         ({"method": "draft_model"}, {}, "data/models/draft' is not allowed: it has a vocabulary of 4096 tokens, and the model one of 1003"),
     ],
 )
 def test_wrong_drafts_are_refused_by_name(config, options, words):
     with pytest.raises(InvalidOptionError, match=words):
-        LLM(model_directory("llama3"), speculative_config={"num_speculative_tokens": 2} | config, device="cpu", **options)
+        LLM(model_directory("small"), speculative_config={"num_speculative_tokens": 2} | config, device="cpu", **options)
 
 
 def test_a_draft_of_another_tokenizer_is_refused(tmp_path):
-    for path in model_directory("llama3").iterdir():
+    for path in model_directory("small").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     text = (tmp_path / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<|endofword|>"))
     with pytest.raises(InvalidOptionError, match="has another tokenizer than the model: 1 of 1003 tokens have other numbers"):
-        LLM(model_directory("llama3"), speculative_config={"model": tmp_path, "num_speculative_tokens": 2}, device="cpu")
+        LLM(model_directory("small"), speculative_config={"model": tmp_path, "num_speculative_tokens": 2}, device="cpu")

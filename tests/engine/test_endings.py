@@ -42,7 +42,7 @@ def test_max_tokens(llm, free_running, max_tokens):
 
 @pytest.mark.parametrize("max_tokens", [None, 10_000])
 def test_the_models_context_ends_a_text(max_tokens):
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=40) as llm:
+    with LLM(model_directory("small"), device="cpu", max_model_len=40) as llm:
         completion = complete(llm, max_tokens=max_tokens)
         assert len(completion.token_ids) == 40 - len(PROMPT) and completion.finish_reason == "length"
         longest = llm.generate(prompt(39), SamplingParams(temperature=0, max_tokens=max_tokens))[0].outputs[0]
@@ -70,14 +70,14 @@ def test_stop_token_ids(llm, free_running):
 
 def test_end_of_sequence_is_the_generation_configs(free_running):
     at = first_new(free_running.token_ids, 3)
-    directory = model_directory("llama3")
+    directory = model_directory("small")
     with LLM(directory, device="cpu", max_model_len=64) as llm:
         llm.engine.eos_token_ids = frozenset([free_running.token_ids[at], 1])
         completion = complete(llm, ignore_eos=False)
         assert completion.token_ids == free_running.token_ids[: at + 1]
         assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
         assert complete(llm, ignore_eos=True).token_ids == free_running.token_ids
-    assert free_running.token_ids[: at + 1] == transformers_greedy("llama3", PROMPT, 24, (free_running.token_ids[at],))
+    assert free_running.token_ids[: at + 1] == transformers_greedy("small", PROMPT, 24, (free_running.token_ids[at],))
 
 
 def test_min_tokens_bans_what_would_end_the_text(llm, free_running):
@@ -143,7 +143,7 @@ def test_logprobs_of_some_requests_of_a_batch(llm):
 
 
 def test_the_tokenizers_eos_token_ends_a_text_beside_those_that_other_files_name(tmp_path, free_running):
-    directory = shutil.copytree(model_directory("llama3"), tmp_path / "model")
+    directory = shutil.copytree(model_directory("small"), tmp_path / "model")
     at = first_new(free_running.token_ids, 5)
     token_id = free_running.token_ids[at]
 
@@ -168,7 +168,7 @@ def test_the_tokenizers_eos_token_ends_a_text_beside_those_that_other_files_name
 
 
 def test_weights_that_are_not_finite_are_loaded_if_allowed(tmp_path):
-    directory = shutil.copytree(model_directory("llama3"), tmp_path / "model")
+    directory = shutil.copytree(model_directory("small"), tmp_path / "model")
     tensors = load_file(directory / "model.safetensors")
     tensors["model.norm.weight"][0] = np.nan
     save_file(tensors, directory / "model.safetensors")

@@ -42,7 +42,7 @@ def test_options_of_neighbours_do_not_mix(llm):
 
 def test_a_small_cache_takes_requests_in_turns(llm):
     """Four blocks of 16: two of these requests at a time."""
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, kv_cache_memory_bytes=4 * BLOCK_BYTES) as small:
+    with LLM(model_directory("small"), device="cpu", max_model_len=64, kv_cache_memory_bytes=4 * BLOCK_BYTES) as small:
         assert small.engine.cache_policy.num_blocks == 4
         prompts = [prompt(12, seed=seed) for seed in range(5)]
         assert tokens_of(small.generate(prompts, GREEDY)) == tokens_of(llm.generate(prompts, GREEDY))
@@ -50,7 +50,7 @@ def test_a_small_cache_takes_requests_in_turns(llm):
 
 def test_the_engine_seed_repeats_a_whole_run():
     def run(seed):
-        with LLM(model_directory("llama3"), device="cpu", max_model_len=64, seed=seed) as llm:
+        with LLM(model_directory("small"), device="cpu", max_model_len=64, seed=seed) as llm:
             params = SamplingParams(temperature=1.0, max_tokens=10)
             return [output.outputs[0].text for _ in range(2) for output in llm.generate(["a", "a"], params)]
 
@@ -81,7 +81,7 @@ def test_default_parameters_are_the_checkpoints(llm):
 
 def test_the_generation_configs_end_of_sequence_counts_before_the_models(tmp_path):
     """As in transformers, whose generation_config.json overrides config.json (where a Llama ends with id 2)."""
-    shutil.copytree(model_directory("llama3"), tmp_path, dirs_exist_ok=True)
+    shutil.copytree(model_directory("small"), tmp_path, dirs_exist_ok=True)
     for written, expected in ((None, {2}), (7, {7}), ([5, 7, 5000], {5, 7})):
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": written}))
         with LLM(tmp_path, device="cpu", max_model_len=16) as llm:
@@ -95,7 +95,7 @@ def test_one_prompt_or_a_list_of_it(llm):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_generates_what_its_own_logits_say(dtype):
-    with LLM(model_directory("llama3"), device="cpu", dtype=dtype, max_model_len=64) as llm:
+    with LLM(model_directory("small"), device="cpu", dtype=dtype, max_model_len=64) as llm:
         tokens = llm.generate(prompt(17), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0].outputs[0].token_ids
         logits = llm.logits(prompt(17) + tokens[:-1])[16:]
         chosen = np.take_along_axis(logits, np.array(tokens)[:, None], axis=1)[:, 0]
@@ -103,5 +103,5 @@ def test_half_precision_generates_what_its_own_logits_say(dtype):
 
 
 def test_the_checkpoints_dtype_is_the_default():
-    with LLM(model_directory("llama3", "bfloat16"), device="cpu", max_model_len=64) as llm:
+    with LLM(model_directory("small", "bfloat16"), device="cpu", max_model_len=64) as llm:
         assert str(llm.engine.ops.dtype) == "bfloat16"

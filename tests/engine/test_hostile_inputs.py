@@ -25,17 +25,17 @@ def copy_of(directory, tmp_path, **changes):
 
 def test_a_billion_layers_are_refused_by_name(tmp_path):
     with pytest.raises(CheckpointError, match="num_hidden_layers = 1073741824, and it must be a whole number from 1 to 10000"):
-        LLM(copy_of(model_directory("llama3"), tmp_path, num_hidden_layers=2**30), device="cpu", load_format="dummy")
+        LLM(copy_of(model_directory("small"), tmp_path, num_hidden_layers=2**30), device="cpu", load_format="dummy")
 
 
 def test_layer_types_of_another_type(tmp_path):
     with pytest.raises(CheckpointError, match="layer_types = 5, and it must be a list"):
-        LLM(copy_of(model_directory("llama3"), tmp_path, layer_types=5), device="cpu")
+        LLM(copy_of(model_directory("small"), tmp_path, layer_types=5), device="cpu")
 
 
 def test_a_model_that_claims_a_billion_positions_gets_a_table_for_what_fits(tmp_path):
-    directory = copy_of(model_directory("llama3"), tmp_path, max_position_embeddings=2**30)
-    with LLM(directory, device="cpu", kv_cache_memory_bytes=1 << 20) as llm:
+    directory = copy_of(model_directory("small"), tmp_path, max_position_embeddings=2**30)
+    with LLM(directory, device="cpu", kv_cache_memory_bytes=1 << 19) as llm:
         table = llm.engine.model.ropes.whole
         assert llm.max_model_len <= len(table) < 1000 and llm.generate([1, 2, 3])
     with pytest.raises(OutOfMemoryError, match="max_model_len=1073741824 needs a table of rotary positions"):
@@ -50,7 +50,7 @@ def test_the_rotary_table_is_the_same_in_parts():
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"])
 def test_a_fifo_is_no_file_of_a_model(name, tmp_path):
-    directory = copy_of(model_directory("llama3"), tmp_path)
+    directory = copy_of(model_directory("small"), tmp_path)
     (directory / name).unlink(missing_ok=True)
     os.mkfifo(directory / name)
     with pytest.raises(CheckpointError, match=f"{name} is a FIFO, a socket or a device"):
@@ -59,7 +59,7 @@ def test_a_fifo_is_no_file_of_a_model(name, tmp_path):
 
 @pytest.mark.parametrize("shard", ["a\0.safetensors", "a\ud800.safetensors", "a\n.safetensors"])
 def test_shard_names_that_no_file_has(shard, tmp_path):
-    directory = copy_of(model_directory("llama3"), tmp_path)
+    directory = copy_of(model_directory("small"), tmp_path)
     (directory / "model.safetensors").unlink()
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
     with pytest.raises(CheckpointError, match="names the shard"):

@@ -252,7 +252,7 @@ BAD_OPTIONS = [
 @pytest.mark.parametrize("name,value", BAD_OPTIONS)
 def test_bad_options(name, value):
     with pytest.raises(InvalidOptionError) as error:
-        LLM(**{"model": model_directory("llama3"), "device": "cpu", name: value})
+        LLM(**{"model": model_directory("small"), "device": "cpu", name: value})
     assert f"{name}={value!r}" in str(error.value)
 
 
@@ -267,24 +267,24 @@ def test_other_names_of_dtypes(alias, dtype):
 def test_prefixes_are_shared_in_blocks_only(policy):
     for index in (True, "radix"):
         with pytest.raises(InvalidOptionError, match=f'enable_prefix_caching={index!r} .* False with kv_cache_policy="{policy}".*"paged"'):
-            LLM(model_directory("llama3"), device="cpu", enable_prefix_caching=index, kv_cache_policy=policy)
+            LLM(model_directory("small"), device="cpu", enable_prefix_caching=index, kv_cache_policy=policy)
 
 
 @pytest.mark.parametrize("option", [dict(allocation="synchronous"), dict(allocation="pool"), dict(pinned=False)])
 def test_memory_modes_are_a_gpus(option):
     [(name, value)] = option.items()
     with pytest.raises(InvalidOptionError, match=f"{name}={value!r} is about the memory of a GPU, and this LLM runs on the CPU"):
-        LLM(model_directory("llama3"), device="cpu", **option)
+        LLM(model_directory("small"), device="cpu", **option)
 
 
 def test_the_virtual_cache_is_not_quantised():
     with pytest.raises(InvalidOptionError, match='kv_cache_dtype=.int8. .*kv_cache_policy="virtual"'):
-        LLM(model_directory("llama3"), device="cpu", kv_cache_dtype="int8", kv_cache_policy="virtual")
+        LLM(model_directory("small"), device="cpu", kv_cache_dtype="int8", kv_cache_policy="virtual")
 
 
 def test_kernels_are_not_chosen_on_a_cpu():
     with pytest.raises(InvalidOptionError, match="kernel_variants"):
-        LLM(model_directory("llama3"), device="cpu", kernel_variants={"matmul": "tiled"})
+        LLM(model_directory("small"), device="cpu", kernel_variants={"matmul": "tiled"})
 
 
 def test_a_directory_that_is_none(tmp_path):
@@ -294,7 +294,7 @@ def test_a_directory_that_is_none(tmp_path):
 
 
 def test_a_closed_llm():
-    llm = LLM(model_directory("llama3"), device="cpu", max_model_len=64)
+    llm = LLM(model_directory("small"), device="cpu", max_model_len=64)
     llm.close()
     llm.close()
     for call in (lambda: llm.generate("a"), lambda: llm.stream("a"), lambda: llm.logits([1]), lambda: llm.tokenizer):
@@ -304,7 +304,7 @@ def test_a_closed_llm():
 
 def test_progress_is_reported():
     seen = []
-    LLM(model_directory("llama3"), device="cpu", max_model_len=64, progress=lambda *args: seen.append(args)).close()
+    LLM(model_directory("small"), device="cpu", max_model_len=64, progress=lambda *args: seen.append(args)).close()
     tasks = {task for task, _, _ in seen}
     assert tasks == {"Loading weights"} and all(0 < done <= total for _, done, total in seen) and seen[-1][1] == seen[-1][2]
 

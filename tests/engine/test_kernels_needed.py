@@ -207,7 +207,10 @@ def test_the_kernels_of_all_reduces_are_in_the_catalogue(monkeypatch):
                 for name in VARIANTS.names("message"):
                     ops = DryRunRankOps(dtype, {"all_reduce": name}, Split(1, ranks, config))
                     ops.communicator.all_reduce(ops.zeros((2, 64), ops.dtype))
-    wanted, compiled = keys_of(signatures(launches), H200.compute_capability), signatures_for(H200.compute_capability)
+    launched = signatures(launches)
+    kernels = {one.kernel for one in launched}
+    compiled = [one for one in signatures_for(H200.compute_capability) if one.kernel in kernels]
+    wanted = keys_of(launched, H200.compute_capability)
     assert len(wanted) == 3 * 3 * 4 and not wanted.keys() - keys_of(compiled, H200.compute_capability).keys()
 
 

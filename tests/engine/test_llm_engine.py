@@ -17,7 +17,7 @@ SMALL = dict(device="cpu", max_model_len=128, max_num_seqs=4)
 @pytest.fixture
 def engine():
     """An engine of four slots."""
-    with LLM(model_directory("llama3"), **SMALL) as llm:
+    with LLM(model_directory("small"), **SMALL) as llm:
         yield llm.llm_engine
         assert llm.engine.cache_policy.usage().allocated == 0 and not llm.engine.scheduler.running
         assert sorted(llm.engine.scheduler._free_slots) == [0, 1, 2, 3]
@@ -83,7 +83,7 @@ def test_a_bad_request_changes_nothing(engine, bad):
 
 
 def test_a_request_that_can_never_fit_is_refused():
-    with LLM(model_directory("llama3"), device="cpu", kv_cache_memory_bytes=2 * BLOCK_BYTES) as llm:
+    with LLM(model_directory("small"), device="cpu", kv_cache_memory_bytes=2 * BLOCK_BYTES) as llm:
         params = SamplingParams(max_tokens=None)
         llm.llm_engine.add_request("a", prompt(20), params)
         assert llm.max_model_len == 32 and len(tokens(finish(llm.llm_engine)["a"])) == 12

@@ -127,9 +127,9 @@ def test_nan_in_the_model_ends_the_requests_that_meet_it(broken, speculates):
 def test_nan_in_a_draft_model_changes_no_token(tree, llm):
     """The model's own logits are finite, but no draft after a broken token can be chosen."""
     bad = [*prompt(6), BROKEN, *prompt(6)]
-    config = dict(model=str(model_directory("llama3")), num_speculative_tokens=3) | tree
+    config = dict(model=str(model_directory("small")), num_speculative_tokens=3) | tree
     expected = tokens_of(llm.generate([prompt(9), bad], SamplingParams(**GREEDY)))
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, speculative_config=config) as llm:
+    with LLM(model_directory("small"), device="cpu", max_model_len=64, speculative_config=config) as llm:
         llm.engine.runner.speculator.source.model.weights.embedding[BROKEN] = np.nan
         found = tokens_of(llm.generate([prompt(9), bad], SamplingParams(**GREEDY)))
         sampled = tokens_of(llm.generate([bad], SamplingParams(temperature=1.0, seed=1, max_tokens=3, ignore_eos=True)))
@@ -138,7 +138,7 @@ def test_nan_in_a_draft_model_changes_no_token(tree, llm):
 
 
 def test_an_overflow_of_float16_is_named(tmp_path):
-    directory = shutil.copytree(model_directory("llama3"), tmp_path / "model")
+    directory = shutil.copytree(model_directory("small"), tmp_path / "model")
     tensors = load_file(directory / "model.safetensors")
     for name in tensors:
         if "up_proj" in name or "down_proj" in name:

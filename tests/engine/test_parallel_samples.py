@@ -24,7 +24,7 @@ POLICIES = {
 
 @pytest.mark.parametrize("options", POLICIES.values(), ids=POLICIES)
 def test_completions_are_those_of_requests_of_their_own(options):
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=128, max_num_seqs=8, **options) as llm:
+    with LLM(model_directory("small"), device="cpu", max_model_len=128, max_num_seqs=8, **options) as llm:
         check_parallel_samples(llm)
 
 

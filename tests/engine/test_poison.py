@@ -72,7 +72,7 @@ def test_one_poisonous_request_in_fifty(request):
     count, every = (5000, 50) if request.config.option.exhaustive else (210, 10)
     sizes = dict(max_model_len=128, max_num_seqs=12, max_num_batched_tokens=64, kv_cache_memory_bytes=30 * BLOCK_BYTES)
     chance, kept = random.Random(1), []
-    with LLM(model_directory("llama3"), device="cpu", **sizes, enable_prefix_caching=True) as llm:
+    with LLM(model_directory("small"), device="cpu", **sizes, enable_prefix_caching=True) as llm:
         good = [SamplingParams(**dict(max_tokens=8, ignore_eos=True) | one) for one in GOOD]
         alone = {(i, j): completions(llm.generate(PROMPTS[i], good[j])[0]) for i in range(len(PROMPTS)) for j in range(len(good))}
         llm.engine.tokenizer = llm.llm_engine.core.tokenizer = BadTokenizer(llm.engine.tokenizer, Panic)
@@ -138,7 +138,7 @@ BAD_OPTIONS = [
 @pytest.mark.parametrize(("options", "error", "words"), BAD_OPTIONS, ids=[f"{i} {next(iter(one[0]))}" for i, one in enumerate(BAD_OPTIONS)])
 def test_options_too_large_for_the_machine_are_refused_by_name(options, error, words):
     with pytest.raises(error, match=words):
-        LLM(**dict(model=model_directory("llama3"), device="cpu") | options)
+        LLM(**dict(model=model_directory("small"), device="cpu") | options)
 
 
 def test_a_directory_that_may_not_be_read(monkeypatch, tmp_path):
@@ -156,7 +156,7 @@ def test_memory_that_the_system_refuses_is_an_error_of_this_package(monkeypatch)
 
     monkeypatch.setattr("minllm.engine.loading.make_cache", refuse)
     with pytest.raises(OutOfMemoryError, match="Unable to allocate 5 GiB.*max_num_seqs=256"):
-        LLM(model_directory("llama3"), device="cpu")
+        LLM(model_directory("small"), device="cpu")
 
 
 USER = {"role": "user", "content": "a"}
@@ -210,5 +210,5 @@ def test_parameters_outputs_and_errors_can_be_copied(llm, copied):
 
 
 def test_a_budget_of_tokens_that_no_step_can_reach_is_taken():
-    with LLM(model_directory("llama3"), device="cpu", max_num_seqs=4, max_model_len=64, max_num_batched_tokens=10**18) as llm:
+    with LLM(model_directory("small"), device="cpu", max_num_seqs=4, max_model_len=64, max_num_batched_tokens=10**18) as llm:
         assert llm.generate([1, 2])

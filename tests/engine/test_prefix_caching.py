@@ -28,15 +28,9 @@ class CountedForwards:
 
 @pytest.fixture(scope="module", params=[True, "radix"], ids=["hash", "radix"])
 def sharing(request):
-    """The bundled model, sharing prefixes; `forwards` counts what it computes."""
-    with LLM(device="cpu", max_model_len=256, max_num_seqs=8, enable_prefix_caching=request.param) as llm:
+    """The small model, sharing prefixes; `forwards` counts what it computes."""
+    with LLM(model_directory("small"), device="cpu", max_model_len=256, max_num_seqs=8, enable_prefix_caching=request.param) as llm:
         llm.forwards = llm.engine.runner.ops = CountedForwards(llm.engine.ops)
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def bundled():
-    with LLM(device="cpu", max_model_len=256, max_num_seqs=8) as llm:
         yield llm
 
 
@@ -53,10 +47,10 @@ def fresh(request):
         assert llm.engine.cache_policy.usage().allocated == 0
 
 
-def test_tokens_are_those_without_it_and_cached_ones_are_not_computed(sharing, bundled):
+def test_tokens_are_those_without_it_and_cached_ones_are_not_computed(sharing, llm):
     """One after the other, then all together; the second round finds the first one's answers' prompts whole."""
     prompts = [INSTRUCTIONS + question for question in QUESTIONS]
-    expected = tokens_of(bundled.generate(prompts, GREEDY))
+    expected = tokens_of(llm.generate(prompts, GREEDY))
     alone = [sharing.generate(text, GREEDY)[0] for text in prompts]
     assert tokens_of(alone) == expected
     assert [output.num_cached_tokens for output in alone] == whole_blocks_in_common(sharing, prompts)
@@ -79,11 +73,11 @@ def whole_blocks_in_common(llm, prompts):
     return [max((min(common(t, e), len(t) - 1) // 16 * 16 for e in encoded[:i]), default=0) for i, t in enumerate(encoded)]
 
 
-def test_prompts_of_one_batch_share_what_the_first_of_them_computes(sharing, bundled, monkeypatch):
+def test_prompts_of_one_batch_share_what_the_first_of_them_computes(sharing, llm, monkeypatch):
     """In one chunk, and when the first prompt is cut into several."""
     prompts = [INSTRUCTIONS + question for question in QUESTIONS]
     outputs = sharing.generate(prompts, GREEDY)
-    assert tokens_of(outputs) == tokens_of(bundled.generate(prompts, GREEDY))
+    assert tokens_of(outputs) == tokens_of(llm.generate(prompts, GREEDY))
     assert [output.num_cached_tokens for output in outputs] == whole_blocks_in_common(sharing, prompts)
     assert sharing.forwards.tokens[0] == sum(len(o.prompt_token_ids) - o.num_cached_tokens for o in outputs)
     sharing.engine.cache_policy.forget_prefixes()
@@ -91,19 +85,19 @@ def test_prompts_of_one_batch_share_what_the_first_of_them_computes(sharing, bun
     assert tokens_of(sharing.generate(prompts, GREEDY)) == tokens_of(outputs)
 
 
-def test_an_answer_is_found_by_the_next_turn_of_the_conversation(sharing, bundled):
+def test_an_answer_is_found_by_the_next_turn_of_the_conversation(sharing, llm):
     first = sharing.generate(INSTRUCTIONS, GREEDY)[0]
     turn = first.prompt_token_ids + first.outputs[0].token_ids + sharing.tokenizer.encode("\n\n")
     second = sharing.generate([turn], GREEDY)[0]
     known = len(first.prompt_token_ids) + len(first.outputs[0].token_ids) - 1  # the last token was chosen and never computed
     assert second.num_cached_tokens == known // 16 * 16
-    assert tokens_of([second]) == tokens_of(bundled.generate([turn], GREEDY))
+    assert tokens_of([second]) == tokens_of(llm.generate([turn], GREEDY))
 
 
 @pytest.mark.parametrize("salts", [("one", "two"), ("one", None), (None, "two"), ("\ud800", "\udc00")])
-def test_prompts_of_different_salts_share_nothing(sharing, bundled, salts):
+def test_prompts_of_different_salts_share_nothing(sharing, llm, salts):
     """Each salt computes the prompt for itself, in one batch and alone, and finds it again; all get the tokens of a prompt without salt."""
-    expected = tokens_of(bundled.generate(INSTRUCTIONS, GREEDY)) * 4
+    expected = tokens_of(llm.generate(INSTRUCTIONS, GREEDY)) * 4
     outputs = sharing.generate([INSTRUCTIONS] * 4, GREEDY, cache_salt=[*salts, *salts])
     found = (len(outputs[0].prompt_token_ids) - 1) // 16 * 16
     assert [output.num_cached_tokens for output in outputs] == [0, 0, found, found]
@@ -126,13 +120,13 @@ def test_completions_of_a_prompt_are_of_its_salt(sharing, monkeypatch):
     assert sharing.engine.cache_policy.prefix_hits.tokens_hit == 4 * found, "each third completion, and the last request's first"
 
 
-def test_scoring_computes_every_logit(sharing, bundled):
+def test_scoring_computes_every_logit(sharing, llm):
     tokens = sharing.generate(INSTRUCTIONS, GREEDY)[0].prompt_token_ids
-    assert sharing.logits(tokens).shape == bundled.logits(tokens).shape
-    assert sharing.perplexity(tokens) == bundled.perplexity(tokens)
+    assert sharing.logits(tokens).shape == llm.logits(tokens).shape
+    assert sharing.perplexity(tokens) == llm.perplexity(tokens)
 
 
-def test_a_prefill_that_failed_is_not_believed(sharing, bundled, monkeypatch):
+def test_a_prefill_that_failed_is_not_believed(sharing, llm, monkeypatch):
     def fail(*_):
         raise RuntimeError("the device fell over")
 
@@ -142,14 +136,14 @@ def test_a_prefill_that_failed_is_not_believed(sharing, bundled, monkeypatch):
             sharing.generate(INSTRUCTIONS, GREEDY)
     output = sharing.generate(INSTRUCTIONS, GREEDY)[0]
     assert output.num_cached_tokens == 0
-    assert tokens_of([output]) == tokens_of(bundled.generate(INSTRUCTIONS, GREEDY))
+    assert tokens_of([output]) == tokens_of(llm.generate(INSTRUCTIONS, GREEDY))
 
 
 def test_a_small_cache_evicts_and_goes_on(llm):
     """Eight blocks of 16, prompts that share two of them, and more requests than fit at a time."""
     prompts = [prompt(40)[:32] + prompt(9, seed=seed) for seed in range(6)]
     options = dict(max_model_len=128, kv_cache_memory_bytes=8 * BLOCK_BYTES, enable_prefix_caching="radix")
-    with LLM(model_directory("llama3"), device="cpu", **options) as small:
+    with LLM(model_directory("small"), device="cpu", **options) as small:
         assert small.engine.cache_policy.num_blocks == 8
         outputs = small.generate(prompts, GREEDY)
         assert tokens_of(outputs) == tokens_of(llm.generate(prompts, GREEDY))

@@ -45,13 +45,13 @@ def test_chunks_see_what_the_whole_sees(name):
     token_ids, found = [7 * i % 1003 for i in range(150)], []
     for budget in (2048, 41):
         options = dict(kv_cache_dtype=name, max_num_seqs=1, max_model_len=160, max_num_batched_tokens=budget)
-        with LLM(model_directory("llama3"), device="cpu", dtype="float32", **options) as llm:
+        with LLM(model_directory("small"), device="cpu", dtype="float32", **options) as llm:
             found.append(llm.logits(token_ids))
     assert np.linalg.norm(found[1] - found[0]) < 0.01 * np.linalg.norm(found[0])
 
 
 def test_the_cache_counts_its_own_bytes():
-    with LLM(model_directory("llama3"), device="cpu", kv_cache_dtype="int8", max_num_seqs=2, max_model_len=64) as llm:
+    with LLM(model_directory("small"), device="cpu", kv_cache_dtype="int8", max_num_seqs=2, max_model_len=64) as llm:
         cache = llm.engine.cache
         arrays = [array for layer in cache.layers for half in (layer.key, layer.value) for array in (half.codes, half.scales)]
         assert cache.num_bytes == sum(array.nbytes for array in arrays)

@@ -32,7 +32,7 @@ def transformers_log_softmax(token_ids):
     import torch
 
     with torch.no_grad():
-        logits = transformers_model("llama3")(torch.tensor([token_ids])).logits[0].double()
+        logits = transformers_model("small")(torch.tensor([token_ids])).logits[0].double()
     return torch.log_softmax(logits, dim=-1).numpy()
 
 
@@ -63,7 +63,7 @@ def test_allowed_token_ids(llm):
 def test_bad_words(speculates):
     """Words of the free text, as a token or in pieces: the likeliest text without them comes out, beside an undisturbed neighbour."""
     options = dict(speculative_config=dict(method="ngram", num_speculative_tokens=3)) if speculates else {}
-    with LLM(model_directory("llama3"), **SMALL, **options) as llm:
+    with LLM(model_directory("small"), **SMALL, **options) as llm:
         texts = [llm.tokenizer.decode([token]) for token in range(llm.engine.model.config.vocab_size)]
         free = greedy(llm, prompt(9))
         text = llm.tokenizer.decode(free)
@@ -153,7 +153,7 @@ def test_prompt_logprobs_in_chunks(budget, policy):
         SamplingParams(max_tokens=3, prompt_logprobs=1, **common), SamplingParams(max_tokens=5, logprobs=4, **common),
         SamplingParams(max_tokens=0, **common),
     ]  # fmt: skip
-    with LLM(model_directory("llama3"), max_num_batched_tokens=budget, scheduling_policy=policy, **SMALL) as llm:
+    with LLM(model_directory("small"), max_num_batched_tokens=budget, scheduling_policy=policy, **SMALL) as llm:
         outputs = llm.generate(prompts, params)
         assert llm.engine.cache_policy.usage().allocated == 0
     for output, token_ids, one in zip(outputs, prompts, params, strict=True):
@@ -169,7 +169,7 @@ def test_prompt_logprobs_of_a_prompt_that_was_preempted():
     options = dict(max_num_batched_tokens=8, kv_cache_memory_bytes=8 * BLOCK_BYTES)
     long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
     scored = SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=1, ignore_eos=True)
-    with LLM(model_directory("llama3"), **options, **SMALL) as llm:
+    with LLM(model_directory("small"), **options, **SMALL) as llm:
         engine = llm.llm_engine
         engine.add_request("long", prompt(20), long)
         outputs = {}
@@ -185,7 +185,7 @@ def test_prompt_logprobs_of_a_prompt_that_was_preempted():
 def test_prompt_logprobs_of_a_cached_prompt(prefixes):
     """Every position is computed although the cache knows the prompt, and again for each completion's request."""
     params = SamplingParams(temperature=1.0, seed=3, n=2, max_tokens=3, prompt_logprobs=1, ignore_eos=True)
-    with LLM(model_directory("llama3"), enable_prefix_caching=prefixes, **SMALL) as llm:
+    with LLM(model_directory("small"), enable_prefix_caching=prefixes, **SMALL) as llm:
         for _ in range(2):
             llm.generate([prompt(40)], SamplingParams(max_tokens=1))
             check_prompt_logprobs(llm.generate([prompt(40)], params)[0], prompt(40), 1)
@@ -196,7 +196,7 @@ def test_prompt_logprobs_of_several_completions(max_num_seqs, budget, prefixes, 
     """Completions that find no slot wait, and then find the prompt in the prefix cache, or compute it again."""
     options = dict(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, enable_prefix_caching=prefixes, block_size=4)
     params = SamplingParams(n=3, temperature=1.0, seed=3, max_tokens=2, prompt_logprobs=1, ignore_eos=True)
-    with LLM(model_directory("llama3"), **SMALL, **options) as llm:
+    with LLM(model_directory("small"), **SMALL, **options) as llm:
         output = llm.generate([prompt(length)], params)[0]
     check_prompt_logprobs(output, prompt(length), 1)
     assert [len(one.token_ids) for one in output.outputs] == [2] * 3
@@ -205,7 +205,7 @@ def test_prompt_logprobs_of_several_completions(max_num_seqs, budget, prefixes, 
 def test_prompt_logprobs_of_a_long_prompt(monkeypatch):
     monkeypatch.setattr("minllm.engine.requests.sequence.LONGEST_SCORED_CHUNK", 32)
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=1, ignore_eos=True)
-    with LLM(model_directory("llama3"), **SMALL) as llm:
+    with LLM(model_directory("small"), **SMALL) as llm:
         check_prompt_logprobs(llm.generate([prompt(100)], params)[0], prompt(100), 1)
         assert llm.llm_engine.stats().num_steps == 4 + 1
 

@@ -29,7 +29,7 @@ SMALL = dict(device="cpu", max_model_len=128)
 
 @functools.cache
 def transformers_tokens():
-    return [transformers_greedy("llama3", token_ids, tokens) for token_ids, (_, tokens) in zip(PROMPTS, LENGTHS, strict=True)]
+    return [transformers_greedy("small", token_ids, tokens) for token_ids, (_, tokens) in zip(PROMPTS, LENGTHS, strict=True)]
 
 
 def completions(outputs):
@@ -56,7 +56,7 @@ def check(llm, sampled):
 @pytest.mark.parametrize("budget", [1, 7, 16, 64, 2048])
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_policies_and_chunks(sampled_alone, policy, budget):
-    with LLM(model_directory("llama3"), scheduling_policy=policy, max_num_batched_tokens=budget, **SMALL) as llm:
+    with LLM(model_directory("small"), scheduling_policy=policy, max_num_batched_tokens=budget, **SMALL) as llm:
         check(llm, sampled_alone)
 
 
@@ -73,7 +73,7 @@ CACHES = {
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 @pytest.mark.parametrize("cache", CACHES)
 def test_caches(sampled_alone, cache, policy):
-    with LLM(model_directory("llama3"), scheduling_policy=policy, max_num_batched_tokens=24, **CACHES[cache], **SMALL) as llm:
+    with LLM(model_directory("small"), scheduling_policy=policy, max_num_batched_tokens=24, **CACHES[cache], **SMALL) as llm:
         check(llm, sampled_alone)
 
 
@@ -84,14 +84,14 @@ def test_caches(sampled_alone, cache, policy):
 def test_preemption(sampled_alone, preemption, cache, policy):
     """Nine blocks of 16 for requests that need 20 at a time."""
     options = dict(preemption=preemption, scheduling_policy=policy, kv_cache_memory_bytes=9 * BLOCK_BYTES, swap_space_bytes=9 * BLOCK_BYTES)
-    with LLM(model_directory("llama3"), **options, **CACHES[cache], **SMALL) as llm:
+    with LLM(model_directory("small"), **options, **CACHES[cache], **SMALL) as llm:
         check(llm, sampled_alone)
         assert llm.llm_engine.stats().num_preemptions > 0
 
 
 @pytest.mark.parametrize("options", [dict(kv_cache_policy="virtual", max_num_seqs=4), dict(block_size=3)], ids=["virtual", "small blocks"])
 def test_preemption_in_other_caches(sampled_alone, options):
-    with LLM(model_directory("llama3"), kv_cache_memory_bytes=14 * BLOCK_BYTES, **options, **SMALL) as llm:
+    with LLM(model_directory("small"), kv_cache_memory_bytes=14 * BLOCK_BYTES, **options, **SMALL) as llm:
         check(llm, sampled_alone)
 
 
@@ -101,12 +101,12 @@ def test_preemption_in_other_caches(sampled_alone, options):
 def test_quantised_caches(kv_cache_dtype, window, policy):
     """Tokens do not depend on company. Prompts are computed whole: a chunk reads earlier ones as they are cached, which changes numbers."""
     options = dict(kv_cache_dtype=kv_cache_dtype, kv_cache_residual_window=window, scheduling_policy=policy, **SMALL)
-    with LLM(model_directory("llama3"), **options) as llm:
+    with LLM(model_directory("small"), **options) as llm:
         alone = [tokens for one, params in zip(PROMPTS, GREEDY, strict=True) for tokens in completions(llm.generate([one], params))]
         assert completions(llm.generate(PROMPTS, GREEDY)) == alone
         sampled = [tokens for one, params in zip(PROMPTS, SAMPLED, strict=True) for tokens in completions(llm.generate([one], params))]
         assert completions(llm.generate(PROMPTS, SAMPLED)) == sampled
-        with LLM(model_directory("llama3"), max_num_seqs=2, **options) as other:
+        with LLM(model_directory("small"), max_num_seqs=2, **options) as other:
             assert completions(other.generate(PROMPTS, GREEDY)) == alone
 
 
@@ -116,11 +116,11 @@ def test_quantised_caches(kv_cache_dtype, window, policy):
 def test_chunks_and_preemption_with_a_quantised_cache(policy, budget):
     """Without a residual window every query reads what is cached, so that neither chunks nor preemption change a token."""
     options = dict(kv_cache_dtype="int8", scheduling_policy=policy, **SMALL)
-    with LLM(model_directory("llama3"), **options) as llm:
+    with LLM(model_directory("small"), **options) as llm:
         greedy, sampled = completions(llm.generate(PROMPTS, GREEDY)), completions(llm.generate(PROMPTS, SAMPLED))
         block_bytes = llm.engine.cache.shape.bytes_per_block
     small = dict(max_num_batched_tokens=budget, preemption="swap" if budget == 7 else "recompute", kv_cache_memory_bytes=9 * block_bytes)
-    with LLM(model_directory("llama3"), enable_prefix_caching=budget == 16, swap_space_bytes=9 * block_bytes, **small, **options) as llm:
+    with LLM(model_directory("small"), enable_prefix_caching=budget == 16, swap_space_bytes=9 * block_bytes, **small, **options) as llm:
         for _ in range(2):
             assert completions(llm.generate(PROMPTS, GREEDY)) == greedy and completions(llm.generate(PROMPTS, SAMPLED)) == sampled
         assert budget < 64 or llm.llm_engine.stats().num_preemptions > 0, "with less they come one after the other"
@@ -137,10 +137,10 @@ def test_a_residual_window_in_a_tiny_cache(kv_cache_dtype, policy):
     options = dict(kv_cache_dtype=kv_cache_dtype, kv_cache_residual_window=32, block_size=32, max_num_seqs=4, **SMALL)
     options |= dict(scheduling_policy=policy)
     prompts = [prompt(30, seed=i) for i in range(6)]  # a block each, and a second one after two tokens
-    with LLM(model_directory("llama3"), **options) as llm:
+    with LLM(model_directory("small"), **options) as llm:
         alone = [tokens for one in prompts for tokens in completions(llm.generate([one], GREEDY[0]))]
         shape, room = llm.engine.cache.shape, llm.engine.cache.room
-    with LLM(model_directory("llama3"), kv_cache_memory_bytes=room.bytes(shape) + 5 * shape.bytes_per_block, **options) as llm:
+    with LLM(model_directory("small"), kv_cache_memory_bytes=room.bytes(shape) + 5 * shape.bytes_per_block, **options) as llm:
         assert llm.engine.cache_policy.num_blocks == 5
         found = []
         for _ in range(2):
@@ -157,7 +157,7 @@ def test_a_residual_window_in_a_tiny_cache(kv_cache_dtype, policy):
 
 def test_dropped_requests_have_an_error_and_the_others_their_tokens():
     options = dict(preemption="drop", kv_cache_memory_bytes=9 * BLOCK_BYTES)
-    with LLM(model_directory("llama3"), **options, **SMALL) as llm:
+    with LLM(model_directory("small"), **options, **SMALL) as llm:
         engine = llm.llm_engine
         for number, (token_ids, params) in enumerate(zip(PROMPTS, GREEDY, strict=True)):
             engine.add_request(str(number), token_ids, params)
@@ -178,7 +178,7 @@ def test_dropped_requests_have_an_error_and_the_others_their_tokens():
 
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_perplexity_is_unchanged_while_others_run(llm, policy):
-    with LLM(model_directory("llama3"), scheduling_policy=policy, max_num_batched_tokens=16, **SMALL) as other:
+    with LLM(model_directory("small"), scheduling_policy=policy, max_num_batched_tokens=16, **SMALL) as other:
         expected = llm.perplexity(prompt(120), window=64, stride=32)
         with other.stream("def f(x):", GREEDY[0]) as stream:
             next(stream)
@@ -203,7 +203,7 @@ def test_requests_that_come_and_go(sampled_alone, arrivals, policy, preemption, 
         scheduling_policy=policy, preemption=preemption, kv_cache_memory_bytes=blocks * BLOCK_BYTES, swap_space_bytes=5 * BLOCK_BYTES,
         max_num_batched_tokens=budget, enable_prefix_caching=prefixes, max_num_seqs=4,
     )  # fmt: skip
-    with LLM(model_directory("llama3"), **options, **SMALL) as llm:
+    with LLM(model_directory("small"), **options, **SMALL) as llm:
         engine, outputs, step = llm.llm_engine, {}, 0
         while step <= 27 or engine.has_unfinished_requests():
             for number, (which, arrival, priority, aborted) in enumerate(arrivals):

@@ -26,7 +26,7 @@ ENGINES = {
 def test_mixed_requests_on_the_cpu(request, options):
     count = 2500 if request.config.option.exhaustive else 120
     sizes = dict(max_model_len=128, max_num_seqs=8, swap_space_bytes=6 * BLOCK_BYTES, kv_cache_memory_bytes=16 * BLOCK_BYTES)
-    with LLM(model_directory("llama3"), device="cpu", **sizes, **options) as llm:
+    with LLM(model_directory("small"), device="cpu", **sizes, **options) as llm:
         traffic = Traffic(llm, seed=len(options["scheduling_policy"]))
         traffic.run(count)
         check_nothing_is_left(llm.engine.scheduler, 8)

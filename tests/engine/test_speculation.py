@@ -69,14 +69,14 @@ def everything(outputs):
 @pytest.fixture(scope="module")
 def plain():
     """The outputs without speculation."""
-    with LLM(model_directory("llama3"), **SMALL) as llm:
+    with LLM(model_directory("small"), **SMALL) as llm:
         return llm.generate(PROMPTS, GREEDY), llm.generate(PROMPTS, SAMPLED)
 
 
 def check(plain, **options):
     """All requests together, with n-grams and with hints; the second time a prefix cache knows the prompts. Returns the stats."""
     greedy, sampled = plain
-    with LLM(model_directory("llama3"), **(SMALL | dict(speculative_config=ngrams()) | options)) as llm:
+    with LLM(model_directory("small"), **(SMALL | dict(speculative_config=ngrams()) | options)) as llm:
         for _ in range(2):
             assert everything(llm.generate(PROMPTS, GREEDY)) == everything(greedy)
             assert everything(llm.generate(PROMPTS, SAMPLED)) == everything(sampled)
@@ -128,7 +128,7 @@ def test_any_number_of_drafts(plain, drafts):
 
 def test_a_quantised_cache():
     options = dict(kv_cache_dtype="int8", **SMALL)
-    with LLM(model_directory("llama3"), **options) as llm:
+    with LLM(model_directory("small"), **options) as llm:
         plain = llm.generate(PROMPTS, GREEDY), llm.generate(PROMPTS, SAMPLED)
     check(plain, kv_cache_dtype="int8")
 
@@ -136,7 +136,7 @@ def test_a_quantised_cache():
 def test_drafts_that_are_right_save_steps(plain):
     greedy, _ = plain
     params = replace(GREEDY[3], logprobs=None)
-    with LLM(model_directory("llama3"), speculative_config=ngrams(4), **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=ngrams(4), **SMALL) as llm:
         llm.engine.runner.speculator.source = Hints(texts_of(greedy), mistakes=10**6)
         assert tokens_of(llm.generate(PROMPTS[3], params)) == [greedy[3].outputs[0].token_ids]
         stats = llm.llm_engine.stats()
@@ -150,11 +150,11 @@ def test_prefix_caching_counts_accepted_tokens_only():
     """A block that rejected drafts had filled is not found by a prompt that begins with them."""
     first = prompt(14, seed=1)
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    with LLM(model_directory("llama3"), **SMALL) as llm:
+    with LLM(model_directory("small"), **SMALL) as llm:
         right = texts_of(llm.generate([first], params))[0]
     wrong = right[:15] + [(t + 1) % 100 for t in right[15:]]
     options = dict(speculative_config=ngrams(8), enable_prefix_caching=True, **SMALL)
-    with LLM(model_directory("llama3"), **options) as llm:
+    with LLM(model_directory("small"), **options) as llm:
         llm.engine.runner.speculator.source = Hints([wrong], mistakes=10**6)
         assert texts_of(llm.generate([first], params))[0] == right
         assert llm.llm_engine.stats().spec_decode_num_draft_tokens > 0
@@ -177,7 +177,7 @@ def test_requests_that_exclude_drafts_run_beside(plain):
     ]
     found = []
     for config in (None, ngrams()):
-        with LLM(model_directory("llama3"), speculative_config=config, **SMALL) as llm:
+        with LLM(model_directory("small"), speculative_config=config, **SMALL) as llm:
             if config:
                 llm.engine.runner.speculator.source = Hints(found[0][2], mistakes=10**6)
             outputs = llm.generate([PROMPTS[1]] * len(params), params)
@@ -191,7 +191,7 @@ def test_requests_that_exclude_drafts_run_beside(plain):
 
 
 def test_streams_and_aborts():
-    with LLM(model_directory("llama3"), speculative_config=ngrams(), **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=ngrams(), **SMALL) as llm:
         params = replace(GREEDY[1], logprobs=None)
         text = llm.generate(PROMPTS[1], params)[0].outputs[0].text
         with llm.stream(PROMPTS[1], params) as stream:
@@ -233,10 +233,10 @@ def test_the_bundled_model_accepts_ngrams():
 )  # fmt: skip
 def test_wrong_options_are_refused_by_name(config, options, words):
     with pytest.raises(InvalidOptionError, match=words):
-        LLM(model_directory("llama3"), speculative_config=config, **(dict(device="cpu") | options))
+        LLM(model_directory("small"), speculative_config=config, **(dict(device="cpu") | options))
 
 
 def test_more_drafts_than_the_cache_holds():
     options = dict(device="cpu", block_size=4, kv_cache_memory_bytes=BLOCK_BYTES)
     with pytest.raises(InvalidOptionError, match="num_speculative_tokens=20 is not allowed: the KV cache has room for 16 tokens"):
-        LLM(model_directory("llama3"), speculative_config=ngrams(20), **options)
+        LLM(model_directory("small"), speculative_config=ngrams(20), **options)

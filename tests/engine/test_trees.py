@@ -16,7 +16,7 @@ from tests.kernels.speculation.trees import path_of
 from tests.models.random_models import prompt
 
 PATHS = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)]"
-DRAWN = {"model": str(model_directory("llama3")), "num_speculative_tokens": 8, "speculative_token_tree": PATHS}
+DRAWN = {"model": str(model_directory("small")), "num_speculative_tokens": 8, "speculative_token_tree": PATHS}
 ITSELF = DRAWN | {"draft_sample_method": "greedy"}
 LOOKAHEAD = {"method": "lookahead", "window": 4, "ngram_size": 3, "guess_set_size": 3}
 
@@ -27,7 +27,7 @@ class TreeHints:
     reads_history, reads_room, draws = True, False, False
 
     def __init__(self, texts):
-        self.texts, self.random = texts, np.random.default_rng(0)
+        self.texts, self.random = texts, np.random.default_rng(1)
 
     def copy_blocks(self, copies):
         pass
@@ -52,7 +52,7 @@ class TreeHints:
 def check(plain, config, hints=True, **options):  # noqa: F811
     """The requests of each kind, then all of them, when a prefix cache knows the prompts and the drafts are hints. Returns the stats."""
     greedy, sampled = plain
-    with LLM(model_directory("llama3"), speculative_config=config, **(SMALL | options)) as llm:
+    with LLM(model_directory("small"), speculative_config=config, **(SMALL | options)) as llm:
         assert everything(llm.generate(PROMPTS, GREEDY)) == everything(greedy)
         assert everything(llm.generate(PROMPTS, SAMPLED)) == everything(sampled)
         if hints:
@@ -96,7 +96,7 @@ def test_a_model_that_drafts_for_itself_is_right_along_the_likeliest_path(plain,
     greedy, _ = plain
     verified = []
     monkeypatch.setattr(SpeculationCounts, "add", lambda self, drafted, accepted, longest: verified.append((accepted, longest)))
-    with LLM(model_directory("llama3"), speculative_config=ITSELF, **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=ITSELF, **SMALL) as llm:
         assert everything(llm.generate(PROMPTS, GREEDY)) == everything(greedy)
     assert [accepted for accepted, _ in verified] == [longest for _, longest in verified] and verified.count((3, 3)) > 10
 
@@ -106,7 +106,7 @@ def test_a_model_that_draws_for_itself_is_right_at_the_first_child(plain, monkey
     greedy, _ = plain
     verified = []
     monkeypatch.setattr(SpeculationCounts, "add", lambda self, drafted, accepted, longest: verified.append((accepted, longest)))
-    with LLM(model_directory("llama3"), speculative_config=DRAWN, **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=DRAWN, **SMALL) as llm:
         outputs = llm.generate(PROMPTS + PROMPTS, GREEDY + SAMPLED)
         assert everything(outputs[: len(GREEDY)]) == everything(greedy)
         assert [len(one.token_ids) for output in outputs[len(GREEDY) :] for one in output.outputs] == [20, 12, 9, 20, 20, 20, 20, 1]
@@ -119,7 +119,7 @@ def test_the_last_tokens_of_a_cache():
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     found = []
     for config in (None, ITSELF, LOOKAHEAD):
-        with LLM(model_directory("llama3"), speculative_config=config, device="cpu", dtype="float32", max_model_len=64) as llm:
+        with LLM(model_directory("small"), speculative_config=config, device="cpu", dtype="float32", max_model_len=64) as llm:
             [output] = llm.generate([prompt(4)], params)
             found.append(output.outputs[0].token_ids)
     assert len(found[0]) == 60 and found[0] == found[1] == found[2]
@@ -128,15 +128,15 @@ def test_the_last_tokens_of_a_cache():
 def test_prefix_caching_counts_accepted_tokens_only():
     """A block that rejected nodes had filled is not found by a prompt that begins with them, and that of the accepted path is."""
     first, params = prompt(14, seed=1), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    with LLM(model_directory("llama3"), **SMALL) as llm:
+    with LLM(model_directory("small"), **SMALL) as llm:
         right = texts_of(llm.generate([first], params))[0]
     wrong = right[:15] + [(t + 1) % 100 for t in right[15:]]
-    with LLM(model_directory("llama3"), speculative_config=ITSELF, enable_prefix_caching=True, **SMALL) as llm:
+    with LLM(model_directory("small"), speculative_config=ITSELF, enable_prefix_caching=True, **SMALL) as llm:
         assert texts_of(llm.generate([first], params))[0] == right
         assert llm.generate([wrong], params)[0].num_cached_tokens == 0
         again = llm.generate([right], params)[0]
         assert again.num_cached_tokens == 16
-    with LLM(model_directory("llama3"), **SMALL) as llm:
+    with LLM(model_directory("small"), **SMALL) as llm:
         assert llm.generate([right], params)[0].outputs[0].token_ids == again.outputs[0].token_ids
 
 
@@ -168,4 +168,4 @@ TREE = {"method": "draft_model", "num_speculative_tokens": 3, "speculative_token
 )  # fmt: skip
 def test_wrong_options_are_refused_by_name(config, options, words):
     with pytest.raises(InvalidOptionError, match=words):
-        LLM(model_directory("llama3"), speculative_config=config, device="cpu", **options)
+        LLM(model_directory("small"), speculative_config=config, device="cpu", **options)

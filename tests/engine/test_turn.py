@@ -195,7 +195,7 @@ def test_a_forked_process_is_told_so(llm):
 
 
 def test_a_closed_llm_refuses_its_engine():
-    llm = LLM(model_directory("llama3"), device="cpu", max_model_len=64)
+    llm = LLM(model_directory("small"), device="cpu", max_model_len=64)
     engine = llm.llm_engine
     llm.close()
     with pytest.raises(EngineBusyError, match="This LLM was closed"):

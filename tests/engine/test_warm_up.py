@@ -65,7 +65,7 @@ def test_a_failure_leaves_no_listener_behind():
 @pytest.mark.parametrize("options", [dict(enable_prefix_caching=True), dict(kv_cache_policy="virtual")], ids=["prefixes", "virtual"])
 def test_it_leaves_no_trace_in_the_cache(monkeypatch, options):
     monkeypatch.setattr(llm, "load_engine", lambda *given: replace(load_engine(*given), device="cuda"))
-    with llm.LLM(model_directory("llama3"), device="cpu", max_model_len=64, **options) as warm:
+    with llm.LLM(model_directory("small"), device="cpu", max_model_len=64, **options) as warm:
         policy = warm.engine.cache_policy
         assert policy.prefix_hits == PrefixHits() and policy.usage().allocated == 0
         if "kv_cache_policy" in options:

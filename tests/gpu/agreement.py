@@ -5,6 +5,7 @@ import numpy as np
 from minllm import LLM
 
 KV_CACHE_BYTES = 128 << 20  # per engine: processes share the GPU, and a fraction of the free memory would depend on the others
+BLOCK_BYTES = 3 * 2 * 16 * 2 * 128 * 4  # a block of the random Llama 3: layers, K and V, tokens, heads, head_dim, float32
 
 
 def engines_that_agree(token_ids, params, **options):

@@ -10,10 +10,9 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.engine.options import SCHEDULING_POLICIES
-from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
 from tests.engine.rounding import check_same_within, logprob_tolerance
-from tests.gpu.agreement import KV_CACHE_BYTES
+from tests.gpu.agreement import BLOCK_BYTES, KV_CACHE_BYTES
 from tests.models.random_models import prompt
 
 PROMPTS = [(prompt(32) + prompt(130, seed=i))[: 1 + 29 * i % 120] for i in range(12)]

@@ -8,7 +8,7 @@ from tests.gpu.agreement import KV_CACHE_BYTES
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    return break_token(tmp_path_factory.mktemp("broken") / "model")
+    return break_token(tmp_path_factory.mktemp("broken") / "model", "llama3")
 
 
 @pytest.mark.covering("enforce_eager", "speculates")

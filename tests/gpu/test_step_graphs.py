@@ -5,12 +5,11 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.engine.options import SCHEDULING_POLICIES
-from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import model_directory
 from tests.engine.rounding import QUANTISED_BOUND
 from tests.engine.scheduling.scripted_runner import check_nothing_is_left
 from tests.engine.traffic import Traffic
-from tests.gpu.agreement import KV_CACHE_BYTES
+from tests.gpu.agreement import BLOCK_BYTES, KV_CACHE_BYTES
 from tests.models.random_models import FAMILIES, prompt
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

@@ -35,20 +35,20 @@ def tokens(llm):
 
 @pytest.fixture(scope="module")
 def expected():
-    with LLM(ending_model_directory(), device="cpu", **SIZES) as llm:
+    with LLM(ending_model_directory("llama3"), device="cpu", **SIZES) as llm:
         return tokens(llm)
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_tokens_are_those_of_numpy(expected, name):
-    with LLM(ending_model_directory(), device="cuda", **SIZES, **ENGINES[name]) as llm:
+    with LLM(ending_model_directory("llama3"), device="cuda", **SIZES, **ENGINES[name]) as llm:
         assert tokens(llm) == tokens(llm) == expected
         assert llm.engine.cache_policy.usage().allocated == 0
 
 
 def test_sampled_outputs_parse():
     schema = SCHEMAS["a list of people"]
-    with LLM(ending_model_directory(), device="cuda", **SIZES) as llm:
+    with LLM(ending_model_directory("llama3"), device="cuda", **SIZES) as llm:
         outputs = llm.generate([[5 + i] for i in range(64)], params(json=schema, disable_any_whitespace=True))
     ended = [output.outputs[0].text for output in outputs if output.outputs[0].finish_reason == "stop"]
     assert len(ended) > 50

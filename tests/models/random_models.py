@@ -96,11 +96,19 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+# What an engine does with requests depends on no family and no size: its tests take the small model, of 171,000 weights.
+SMALL = dict(hidden_size=48, head_dim=32, intermediate_size=88, num_hidden_layers=2)
+MODELS = FAMILIES | {
+    "small": _llama_like("Llama", **SMALL, rope_parameters=LLAMA3_SCALING, max_position_embeddings=512),
+    "small qwen2": _llama_like("Qwen2", **SMALL | dict(hidden_size=192), tie_word_embeddings=True),
+    "small qwen3": _llama_like("Qwen3", **SMALL | dict(hidden_size=96, head_dim=64), tie_word_embeddings=False),
+}
+
 
 def random_model(family: str, seed: int = 0) -> Any:
-    """A float32 transformers model of the family, every parameter random, in evaluation mode."""
+    """A float32 transformers model of one of MODELS, every parameter random, in evaluation mode."""
     torch.manual_seed(seed)
-    model = FAMILIES[family].model_class(FAMILIES[family].config()).eval()
+    model = MODELS[family].model_class(MODELS[family].config()).eval()
     for name, parameter in model.named_parameters():
         _randomise(name, parameter.data)
     return model

@@ -37,7 +37,7 @@ def test_greedy_equals_the_engine(bundled):
     assert [output.finish_reason for output in found] == [output.outputs[0].finish_reason for output in expected]
 
 
-@pytest.mark.parametrize("family, tokens", [("qwen2", 1), ("qwen3", 2)])
+@pytest.mark.parametrize("family, tokens", [("small qwen2", 1), ("small qwen3", 2)])
 def test_the_simulators_tokens_are_the_equations(family, tokens):
     """The kernels as they run on a GPU; qwen2 has biases, qwen3 normalises heads."""
     prompts, params = [prompt(3), prompt(5)], SamplingParams(max_tokens=tokens, ignore_eos=True)

@@ -10,7 +10,7 @@ from tests.models.random_models import prompt
 def test_mixed_requests_on_the_cpu(request):
     count, chance = 2500 if request.config.option.exhaustive else 60, random.Random(5)
     sizes = dict(num_blocks=16, block_size=4, max_num_seqs=6, max_num_batched_tokens=20)
-    llm, alone = (NanoLLM(model_directory("llama3"), **sizes) for _ in range(2))
+    llm, alone = (NanoLLM(model_directory("small"), **sizes) for _ in range(2))
     kinds, expected, made, running = [], {}, 0, []
     for length in range(1, 30, 7):
         for temperature in (0, 0.8):

@@ -77,11 +77,11 @@ def test_a_model_computes_what_its_dequantised_twin_does(family, machine, tmp_pa
 
 def test_the_engine_loads_a_checkpoint_in_it(tmp_path):
     """With a tokenizer, a cache and generation; its plain twin writes the same text."""
-    directory = shutil.copytree(model_directory("llama3"), tmp_path / "twin")
+    directory = shutil.copytree(model_directory("small"), tmp_path / "twin")
     tensors = load_file(directory / "model.safetensors")
     matrices = [name for name in tensors if "layers" in name and tensors[name].ndim == 2]
     save_file(tensors | {name: stands_for(tensors[name]) for name in matrices}, directory / "model.safetensors")
-    with LLM(model_directory("llama3"), device="cpu", quantization="toy") as llm, LLM(directory, device="cpu") as twin:
+    with LLM(model_directory("small"), device="cpu", quantization="toy") as llm, LLM(directory, device="cpu") as twin:
         assert llm.engine.model.weights.layers[0].attention.qkv.weight.signs.dtype == np.int8
         assert llm.engine.model.weights.lm_head.format.name == "float32"
         np.testing.assert_array_equal(llm.logits(PROMPT), twin.logits(PROMPT))
@@ -104,7 +104,7 @@ def test_costs_and_the_memory_budget_count_its_scales(monkeypatch):
     assert layout_of(CONFIG, weight_format=SIGN_AND_SCALE).weight_bytes(2) == expected
     step = costs.decode_step(CONFIG, 1, 1, weight_format=SIGN_AND_SCALE)
     assert costs.decode_step(CONFIG, 1, 1).bytes - step.bytes == matrices - 4 * layers * rows
-    config = read_model_config(model_directory("llama3"))
+    config = read_model_config(model_directory("small"))
     needed = costs.weight_bytes(config, 4, weight_format=SIGN_AND_SCALE)
     monkeypatch.setattr(memory_budget, "available_host_bytes", lambda: needed)
     memory_budget.check_weights_fit("cpu", NumpyOps(), config, SIGN_AND_SCALE)

@@ -139,7 +139,7 @@ def fake_torch(engine):
 def test_a_profiled_run_knows_its_steps(tmp_path, monkeypatch):
     """On a CPU, with a profiler of ours in place of torch's."""
     path = tmp_path / "run.pt.trace.json.gz"
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=64, max_num_batched_tokens=8) as llm:
+    with LLM(model_directory("small"), device="cpu", max_model_len=64, max_num_batched_tokens=8) as llm:
         for name, module in fake_torch(llm.llm_engine).items():
             monkeypatch.setitem(sys.modules, name, module)
         execute = llm.engine.runner.execute

@@ -15,7 +15,7 @@ def save_model_of_eight_heads(directory: Path) -> Path:
     """A float32 Llama of eight heads, random, with an odd vocabulary."""
     family = dataclasses.replace(random_models.FAMILIES["llama2"], options={**random_models.FAMILIES["llama2"].options, **SIZES})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(random_models.FAMILIES, "eight heads", family)
+        patch.setitem(random_models.MODELS, "eight heads", family)
         random_models.save_random_model("eight heads", directory)
     byte_level_tokenizer().save(str(directory / "tokenizer.json"))
     return directory

@@ -35,7 +35,7 @@ def read(tmp_path):
 @pytest.fixture(scope="module")
 def likely():
     """The tokens of greedy decoding, which the tests ban, punish and reward."""
-    return transformers_greedy("llama3", PROMPT, NEW_TOKENS)
+    return transformers_greedy("small", PROMPT, NEW_TOKENS)
 
 
 FOLLOWED = {  # name -> function of the likely tokens that returns keys
@@ -55,7 +55,7 @@ def test_keys_that_are_followed_give_transformers_tokens(monkeypatch, llm, read,
     keys = dict(do_sample=False, max_new_tokens=NEW_TOKENS) | FOLLOWED[name](likely)
     theirs = transformers.GenerationConfig(**keys, pad_token_id=0)
     with torch.no_grad():
-        expected = transformers_model("llama3").generate(torch.tensor([PROMPT]), generation_config=theirs)[0, len(PROMPT) :].tolist()
+        expected = transformers_model("small").generate(torch.tensor([PROMPT]), generation_config=theirs)[0, len(PROMPT) :].tolist()
     config = read(**keys)
     monkeypatch.setattr(llm.engine, "eos_token_ids", frozenset(config.eos_token_ids))
     ours = llm.generate(PROMPT, default_sampling_params(config, VOCAB))[0].outputs[0]
@@ -101,7 +101,7 @@ def test_keys_that_change_nothing_are_silent(read):
 
 
 def test_loading_warns_once_and_requests_follow(tmp_path, likely):
-    for path in model_directory("llama3").iterdir():
+    for path in model_directory("small").iterdir():
         if path.name != "generation_config.json":
             (tmp_path / path.name).symlink_to(path)
     keys = dict(do_sample=False, num_beams=4, suppress_tokens=[likely[0], VOCAB, 2**31 - 1], stop_strings=["never this"])

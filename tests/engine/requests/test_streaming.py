@@ -86,7 +86,7 @@ def test_several_streams_and_calls_side_by_side(llm):
 
 
 def test_a_stream_says_so_when_its_model_is_closed():
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=64) as llm:
+    with LLM(model_directory("small"), device="cpu", max_model_len=64) as llm:
         stream, later = (llm.stream("def f(x):", PARAMS) for _ in range(2))
         first = next(stream)
     for one in (stream, later):

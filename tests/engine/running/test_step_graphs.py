@@ -122,7 +122,7 @@ def machine():
 @pytest.fixture(scope="module")
 def graph_llm(machine):
     """The session's model, with the runner of a GPU."""
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=8) as llm:
+    with LLM(model_directory("small"), device="cpu", max_model_len=256, max_num_seqs=8) as llm:
         with_graphs(llm, machine)
         yield llm
         assert llm.engine.cache_policy.usage().allocated == 0
@@ -162,7 +162,7 @@ class ColdMachine(QueueMachine):
 
 def test_a_step_is_launched_before_its_capture_only_if_something_is_missing(llm):
     machine, params = ColdMachine(), SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=128, max_num_seqs=4) as other:
+    with LLM(model_directory("small"), device="cpu", max_model_len=128, max_num_seqs=4) as other:
         with_graphs(other, machine, 4, 128)
         computed, compute = [], other.engine.runner.graphs.compute
         other.engine.runner.graphs.compute = lambda slots, batch, kind: computed.append(batch.num_tokens) or compute(slots, batch, kind)
@@ -180,7 +180,7 @@ def test_ranks_launch_the_same_whatever_each_has_loaded(monkeypatch, is_rank):
     for loaded in (False, True):
         machine, launches = ColdMachine(), []
         machine.loaded = loaded
-        with LLM(model_directory("llama3"), device="cpu", max_model_len=128, max_num_seqs=4) as llm:
+        with LLM(model_directory("small"), device="cpu", max_model_len=128, max_num_seqs=4) as llm:
             with_graphs(llm, machine, 4, 128)
             compute = llm.engine.runner.graphs.compute
 
@@ -202,7 +202,7 @@ def test_a_residual_window_moves_on_inside_the_graph(name):
     batches = [([prompt(30), prompt(5)], [70, 20]), ([prompt(7), prompt(41)], [40, 40])]
     tokens, machine = [], QueueMachine()
     for use_graphs in (False, True):
-        with LLM(model_directory("llama3"), device="cpu", **options) as llm:
+        with LLM(model_directory("small"), device="cpu", **options) as llm:
             if use_graphs:
                 with_graphs(llm, machine, 2, 128)
             found = []
@@ -253,7 +253,7 @@ def test_chunks_beside_decodes_are_replayed_too(llm, policy, budget):
     options |= dict(max_num_seqs=5, enable_prefix_caching=budget > 7, swap_space_bytes=9 * BLOCK_BYTES)
     params = [SamplingParams(temperature=i % 2, max_tokens=3 + 5 * i % 17, seed=i, ignore_eos=True, n=1 + 2 * (i == 3)) for i in range(9)]
     prompts = [(prompt(32) + prompt(60, seed=i))[: 5 + 11 * i % 60] for i in range(9)]
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=128, **options) as other:
+    with LLM(model_directory("small"), device="cpu", max_model_len=128, **options) as other:
         with_graphs(other, machine, 5, 128, budget)
         for _ in range(2):
             assert results(other.generate(prompts, params)) == results(llm.generate(prompts, params))
@@ -310,7 +310,7 @@ def test_a_graph_is_captured_once_for_steps_of_one_size(graph_llm, machine):
 
 def test_graphs_are_captured_beforehand_for_all_sizes(llm):
     machine = QueueMachine()
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=9) as other:
+    with LLM(model_directory("small"), device="cpu", max_model_len=256, max_num_seqs=9) as other:
         with_graphs(other, machine, 9)
         reports = []
         graphs = other.engine.runner.graphs
@@ -327,7 +327,7 @@ def test_graphs_are_captured_beforehand_for_all_sizes(llm):
 def test_a_capture_that_fails_ends_its_requests_and_the_next_ones_run(llm):
     machine = QueueMachine()
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    with LLM(model_directory("llama3"), device="cpu", max_model_len=256, max_num_seqs=8) as other:
+    with LLM(model_directory("small"), device="cpu", max_model_len=256, max_num_seqs=8) as other:
         with_graphs(other, machine)
         machine.fails = True
         with pytest.raises(RuntimeError, match="the capture failed"):

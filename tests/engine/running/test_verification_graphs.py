@@ -26,7 +26,7 @@ def check(texts, budget, **options):
     """All requests together on the runner of a GPU, with n-grams and with hints."""
     machine, (greedy, sampled) = QueueMachine(), texts
     options = SMALL | dict(max_num_seqs=5, max_num_batched_tokens=budget, speculative_config=ngrams(DRAFTS)) | options
-    with LLM(model_directory("llama3"), **options) as llm:
+    with LLM(model_directory("small"), **options) as llm:
         with_graphs(llm, machine, 5, SMALL["max_model_len"], budget)
         for _ in range(2):
             assert tokens_of(llm.generate(PROMPTS, GREEDY)) == tokens_of(greedy)
@@ -49,11 +49,11 @@ def test_in_a_small_cache(plain):  # noqa: F811
 
 def test_a_draft_models_steps_are_in_the_graph(plain):  # noqa: F811
     """It draws the same drafts as it does launched kernel by kernel: as many of them are right."""
-    itself = {"model": str(model_directory("llama3")), "num_speculative_tokens": DRAFTS}
+    itself = {"model": str(model_directory("small")), "num_speculative_tokens": DRAFTS}
     accepted = []
     for replays in (True, False):
         machine = QueueMachine()
-        with LLM(model_directory("llama3"), **SMALL, max_num_seqs=5, max_num_batched_tokens=64, speculative_config=itself) as llm:
+        with LLM(model_directory("small"), **SMALL, max_num_seqs=5, max_num_batched_tokens=64, speculative_config=itself) as llm:
             with_graphs(llm, machine, 5, SMALL["max_model_len"], 64)
             if not replays:
                 llm.engine.runner.graphs = None
@@ -68,8 +68,8 @@ def test_a_draft_models_steps_are_in_the_graph(plain):  # noqa: F811
 
 def test_a_draft_model_pauses_in_graphs(plain):  # noqa: F811
     """Steps without drafts are replays too, which need nothing from the host while all sequences decode."""
-    machine, itself = QueueMachine(), {"model": str(model_directory("llama3")), "num_speculative_tokens": DRAFTS}
-    with LLM(model_directory("llama3"), **SMALL, max_num_seqs=5, max_num_batched_tokens=64, speculative_config=itself) as llm:
+    machine, itself = QueueMachine(), {"model": str(model_directory("small")), "num_speculative_tokens": DRAFTS}
+    with LLM(model_directory("small"), **SMALL, max_num_seqs=5, max_num_batched_tokens=64, speculative_config=itself) as llm:
         with_graphs(llm, machine, 5, SMALL["max_model_len"], 64)
         graphs = llm.engine.runner.graphs
         kind = llm.engine.runner.slots.kind([])
@@ -101,7 +101,7 @@ def test_a_verification_is_little_longer_than_its_rows(most, query_len, data):
 
 def test_steps_of_decodes_are_as_long_as_their_drafts_need():
     """Ragged runs are packed: the longest run decides nothing about the number of rows."""
-    with LLM(model_directory("llama3"), **SMALL, max_num_seqs=8, speculative_config=ngrams(DRAFTS)) as llm:
+    with LLM(model_directory("small"), **SMALL, max_num_seqs=8, speculative_config=ngrams(DRAFTS)) as llm:
         with_graphs(llm, QueueMachine(), 8, 128)
         graphs = llm.engine.runner.graphs
         kind = llm.engine.runner.slots.kind([])
@@ -120,7 +120,7 @@ def test_a_source_that_fails_while_it_is_captured_is_switched_off(plain):  # noq
             raise RuntimeError("out of ideas")
 
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    with LLM(model_directory("llama3"), **SMALL, max_num_seqs=4, speculative_config=ngrams(DRAFTS)) as llm:
+    with LLM(model_directory("small"), **SMALL, max_num_seqs=4, speculative_config=ngrams(DRAFTS)) as llm:
         with_graphs(llm, QueueMachine(), 4, 128)
         expected = results(llm.generate([prompt(9), prompt(20)], params))
         llm.engine.runner.graphs._graphs.clear()
@@ -135,7 +135,7 @@ def test_trees_are_in_the_graphs(plain, config):  # noqa: F811
     """A step is planned before the path of the one before it is known: its nodes lie behind the most that may have been accepted."""
     machine, (greedy, sampled) = QueueMachine(), plain
     options = SMALL | dict(max_num_seqs=5, max_num_batched_tokens=64, speculative_config=config)
-    with LLM(model_directory("llama3"), **options) as llm:
+    with LLM(model_directory("small"), **options) as llm:
         with_graphs(llm, machine, 5, SMALL["max_model_len"], 64)
         assert tokens_of(llm.generate(PROMPTS, GREEDY)) == tokens_of(greedy)
         assert tokens_of(llm.generate(PROMPTS, SAMPLED)) == tokens_of(sampled)
