@@ -10,7 +10,7 @@ from minllm.catalogue.launch import (
     in_place,
     returns,
 )
-from minllm.catalogue.matmul.products import EPSILON, matmul_flops, normed, whole_numbers
+from minllm.catalogue.matmul.products import EPSILON, matmul_flops, normed
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, FLOAT32
 from minllm.kernels.activation.silu import silu_and_multiply_reference
@@ -72,8 +72,8 @@ def linear_add(m, n, k, dtype=BFLOAT16, bias=False, tiling=None):
 
     def arrays(noise):
         shapes = dict(x=(m, k), weight=(n, k), residual=(m, n), norm=(n,))
-        given = {name: whole_numbers(noise, shape, dtype) for name, shape in shapes.items()}
-        return given | dict(bias=whole_numbers(noise, (n,), dtype) if bias else None)
+        given = {name: noise.whole_numbers(shape, dtype) for name, shape in shapes.items()}
+        return given | dict(bias=noise.whole_numbers((n,), dtype) if bias else None)
 
     def reference(x, weight, bias, residual, norm):
         stream = matmul_reference(x, weight, bias, np.float32) + residual.astype(np.float32)
@@ -108,7 +108,7 @@ def finished(scaled, squares=None):
 def unfinished(noise, m, k, parts, dtype):
     """The rows of x, of whole numbers, and squares in parts if there are any."""
     squares = dict(squares=np.abs(noise.array((parts, m), FLOAT32)) + FLOAT32.type(1)) if parts else {}
-    return dict(scaled=whole_numbers(noise, (m, k), dtype)) | squares
+    return dict(scaled=noise.whole_numbers((m, k), dtype)) | squares
 
 
 @describes
@@ -143,7 +143,7 @@ def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT1
             slots[-1] = -1
         caches = {name: noise.array((-(-m // 4), 4, kv_heads, head_dim), dtype) for name in ("key_cache", "value_cache")}
         places = dict(positions=positions, slot_mapping=slots, cos_sin=table(4, head_dim))
-        given = unfinished(noise, m, k, parts, dtype) | dict(weight=whole_numbers(noise, (width, k), dtype))
+        given = unfinished(noise, m, k, parts, dtype) | dict(weight=noise.whole_numbers((width, k), dtype))
         given |= dict(bias=noise.array((width,), dtype) if bias else None)
         return given | places | dict(query=noise.unwritten((m, heads, head_dim), dtype)) | caches
 

@@ -33,11 +33,6 @@ def matmul_bytes(m, n, k, itemsize):
     return (m * k + n * k + m * n) * itemsize
 
 
-def whole_numbers(noise, shape, dtype):
-    """Small integers, three quarters of them zeros: sums of a few hundred products are exact in float32, and in 16 bits."""
-    return (noise.random.integers(-2, 3, shape) * (noise.random.random(shape) < 0.25)).astype(dtype)
-
-
 def moved_by(variant, m, n, k, b, options):
     """What the variant moves, if tiles are whole; {} where no formula is given here."""
     plain, maps = dict(x=m * k * b, weight=n * k * b), dict(x_map=m * k * b, weight_map=n * k * b)
@@ -79,11 +74,11 @@ def product(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False, residu
     result, options = out_dtype or dtype, {name: one for name, one in options.items() if one is not None}
 
     def arrays(noise):
-        make = whole_numbers if exact else type(noise).array
-        given = dict(x=make(noise, (m, k), dtype), weight=make(noise, (n, k), dtype)) | dict(out=noise.unwritten((m, n), result))
-        given |= dict(bias=make(noise, (n,), result if bias is True else bias)) if bias else {}
-        given |= dict(norm=make(noise, (k,), dtype)) if norm else {}
-        return given | (dict(residual=make(noise, (m, n), result)) if residual else {})
+        make = noise.whole_numbers if exact else noise.array
+        given = dict(x=make((m, k), dtype), weight=make((n, k), dtype)) | dict(out=noise.unwritten((m, n), result))
+        given |= dict(bias=make((n,), result if bias is True else bias)) if bias else {}
+        given |= dict(norm=make((k,), dtype)) if norm else {}
+        return given | (dict(residual=make((m, n), result)) if residual else {})
 
     def reference(x, weight, bias=None, residual=None, norm=None):
         total = matmul_reference(normed(x, norm), weight, bias, np.float32)
@@ -116,7 +111,7 @@ def gated_product(variant, m, n, k, dtype=BFLOAT16, norm=False, exact=False, **o
         given = dict(x=noise.array((m, k), dtype), gate_up=noise.array((2 * n, k), dtype), out=noise.unwritten((m, n), dtype))
         if exact:
             gate = np.ones((n, k), dtype)
-            given |= dict(x=np.ones((m, k), dtype), gate_up=np.concatenate([gate, whole_numbers(noise, (n, k), dtype)]))
+            given |= dict(x=np.ones((m, k), dtype), gate_up=np.concatenate([gate, noise.whole_numbers((n, k), dtype)]))
         return given | (dict(norm=noise.array((k,), dtype)) if norm else {})
 
     def reference(x, gate_up, norm=None):
