@@ -61,7 +61,7 @@ class Exercise:
     @property
     def file_name(self) -> str:
         """The name of the reader's file."""
-        return self.name.replace(".", "_") + ".py"
+        return file_name_of(self.name)
 
     @property
     def entry_place(self) -> tuple[str, str]:
@@ -73,3 +73,8 @@ class Exercise:
     def launcher(self) -> str:
         """"module:name" of the function that the engine calls."""
         return self.own_launcher or ":".join(self.entry_place)
+
+
+def file_name_of(exercise: str) -> str:
+    """The name of the reader's file of the exercise of this name."""
+    return exercise.replace(".", "_") + ".py"

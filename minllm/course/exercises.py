@@ -4,54 +4,63 @@ To add one:
 
 1. In the package's file, put `# exercise: STAGE.NAME` above and `# end exercise` below the lines that a reader is to write, both
    indented as the first of them. The lines must belong to one top-level function, and the rest of the file must make sense without them.
-2. In the module of minllm/course/checks that belongs to the stage (or a new one, named in LADDERS below), add an `Exercise` to EXERCISES:
-   its lesson, the function that the checks call, the task in two or three sentences, hints, and its rungs from simple to hard. A rung is
-   a function of the reader's entry; `mismatch.expect` compares arrays and takes suspects, the results of likely mistakes, by which
-   it names the cause; `traffic.expect_bytes` holds a launch to a byte budget.
+2. In the module of minllm/course/checks that belongs to the stage (or a new one), add an `Exercise` to EXERCISES, and its name to LADDERS
+   below: its lesson, the function that the checks call, the task in two or three sentences, hints, and its rungs from simple to hard. A
+   rung is a function of the reader's entry; `mismatch.expect` compares arrays and takes suspects, the results of likely mistakes, by
+   which it names the cause; `traffic.expect_bytes` holds a launch to a byte budget.
 3. In tests/course/mutations.py, add two or three plausible wrong solutions and the rung that each must fail at.
 
 The tests then prove that the solution passes every rung, that a skeleton with the solution put back is the package's file, and that the
 wrong ones fail where they should.
 """
 
-from minllm.course.checks import (
-    arithmetic,
-    attention_by_hand,
-    cache,
-    decode_attention,
-    decode_step,
-    engine_loop,
-    first_kernels,
-    int4_matmul,
-    language_model,
-    matmul,
-    normalization,
-    paging,
-    quantization,
-    sampling,
-    scheduling,
-    several_gpus,
-    speculation,
-)
+import functools
+from importlib import import_module
+
 from minllm.course.exercise import Exercise
 from minllm.errors import ExerciseError
 
-LADDERS = (
-    language_model, first_kernels, attention_by_hand, arithmetic, matmul, normalization, cache, paging, quantization, decode_attention,
-    sampling,
-    decode_step, scheduling, engine_loop, int4_matmul, speculation, several_gpus,
-)  # fmt: skip
-EXERCISES: tuple[Exercise, ...] = tuple(
-    sorted((exercise for module in LADDERS for exercise in module.EXERCISES), key=lambda exercise: exercise.lesson)
-)
+# Names by module: a check of one exercise imports the module of this one alone.
+LADDERS = {
+    "language_model": "sampling.log_softmax engine.perplexity",
+    "first_kernels": "activation.silu embedding.lookup",
+    "attention_by_hand": "attention.softmax attention.scores attention.weighted_values attention.merge_states attention.flash_attention_1",
+    "arithmetic": "costs.floor_ms costs.projection costs.kv_bytes_per_token",
+    "matmul": "matmul.naive matmul.gemv matmul.tiled",
+    "normalization": "normalization.rms_norm",
+    "cache": "rope.rotate kv.append",
+    "paging": "costs.batch_bytes cache.find_prefix kv.copy_blocks",
+    "quantization": "quantization.quantize_groups",
+    "decode_attention": "attention.split_kv attention.split_merge",
+    "sampling": "sampling.argmax sampling.penalties",
+    "decode_step": "sampling.advance engine.next_size",
+    "scheduling": "scheduling.split_fuse scheduling.prefill",
+    "engine_loop": "engine.launch_ahead",
+    "int4_matmul": "matmul.int4",
+    "speculation": "speculation.accept",
+    "several_gpus": "all_reduce.one_shot",
+}
+NAMES = tuple(name for names in LADDERS.values() for name in names.split())
+
+
+def __getattr__(name: str) -> tuple[Exercise, ...]:
+    if name != "EXERCISES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return every_exercise()
+
+
+@functools.cache
+def every_exercise() -> tuple[Exercise, ...]:
+    """EXERCISES, all of them by lesson."""
+    return tuple(sorted(map(find, NAMES), key=lambda exercise: exercise.lesson))
 
 
 def find(name: str) -> Exercise:
     """The exercise of this name. Raises ExerciseError for an unknown one."""
-    for exercise in EXERCISES:
-        if exercise.name == name:
-            return exercise
-    near = [exercise.name for exercise in EXERCISES if name in exercise.name] or [exercise.name for exercise in EXERCISES]
+    for module, names in LADDERS.items():
+        if name in names.split():
+            return next(one for one in import_module(f"minllm.course.checks.{module}").EXERCISES if one.name == name)
+    near = [one for one in NAMES if name in one] or NAMES
     raise ExerciseError(f"there is no exercise {name!r}; there are {', '.join(near)}")
 
 
@@ -62,8 +71,8 @@ def select(lesson_or_name: str) -> list[Exercise]:
     """
     if not lesson_or_name.isdigit():
         return [find(lesson_or_name)]
-    found = [exercise for exercise in EXERCISES if exercise.lesson == int(lesson_or_name)]
+    found = [exercise for exercise in every_exercise() if exercise.lesson == int(lesson_or_name)]
     if not found:
-        lessons = sorted({exercise.lesson for exercise in EXERCISES})
+        lessons = sorted({exercise.lesson for exercise in every_exercise()})
         raise ExerciseError(f"lesson {lesson_or_name} has no exercises; lessons {', '.join(map(str, lessons))} have")
     return found

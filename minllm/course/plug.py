@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from minllm.course.checks import check_file
-from minllm.course.checks.learner import copy_with, exercise_of, read, run_source
-from minllm.course.exercises import EXERCISES, find
+from minllm.course.checks.learner import copy_with, name_in, read, run_source
+from minllm.course.exercises import NAMES, find
 from minllm.errors import ExerciseError
 from minllm.ops.own_kernels import OwnKernel
 
@@ -16,7 +16,7 @@ def own_kernel(stage: str, path: Path, name: str | None = None) -> OwnKernel:
     Raises ExerciseError for a file that does not pass, or that belongs to another stage or to none.
     """
     text = read(path)
-    exercise = find(name) if name else exercise_of(path, text, EXERCISES)
+    exercise = find(name or name_in(path, text, NAMES))
     if exercise.stage != stage:
         belongs = f"the stage {exercise.stage}" if exercise.stage else "no stage of the engine"
         raise ExerciseError(f"{path} is the exercise {exercise.name}, which belongs to {belongs}, not to {stage}")

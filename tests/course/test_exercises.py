@@ -1,9 +1,12 @@
 """Exercises: solutions pass, skeletons are the package's files, and plausible mistakes fail where, and with the words, they should."""
 
 import json
+from importlib import import_module
+from pkgutil import iter_modules
 
 import pytest
 
+from minllm.course import checks
 from minllm.course.check_process import first_doubt
 from minllm.course.checks import ladder
 from minllm.course.checks.doors import check, check_file
@@ -12,7 +15,7 @@ from minllm.course.checks.ladder import climb
 from minllm.course.checks.learner import entry_of, run_source
 from minllm.course.exercise_files import notebook, skeleton, write
 from minllm.course.exercise_markers import blank, fill, holder, parts, region, regions, solution, without_siblings
-from minllm.course.exercises import EXERCISES, find, select
+from minllm.course.exercises import EXERCISES, NAMES, find, select
 from minllm.errors import ExerciseError
 from tests.course.beginners_mistakes import BEGINNERS
 from tests.course.mutations import MUTATIONS
@@ -22,6 +25,12 @@ from tests.course.mutations import MUTATIONS
 def no_gpu(monkeypatch):
     """Nothing here is timed, on whatever machine it runs."""
     monkeypatch.setattr(ladder, "gpu_available", lambda: False)
+
+
+def test_every_exercise_of_the_checks_is_listed_once():
+    modules = [import_module(f"minllm.course.checks.{one.name}") for one in iter_modules(checks.__path__)]
+    names = [exercise.name for module in modules for exercise in getattr(module, "EXERCISES", ())]
+    assert sorted(names) == sorted(NAMES) and {exercise.name for exercise in EXERCISES} == set(NAMES)
 
 
 every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from minllm.course.checks.ladder import SECONDS, Report, climb
-from minllm.course.checks.learner import entry_of, exercise_of, name_of, read, run_source, with_replacement
+from minllm.course.checks.learner import entry_of, name_in, name_of, read, run_source, with_replacement
 from minllm.course.checks.own_functions import guarded, refusal
 from minllm.course.exercise import Exercise
 from minllm.course.exercise_markers import holder
@@ -37,10 +37,10 @@ def exercise_of_file(path: Path, name: str | None = None) -> Exercise:
 
     Raises ExerciseError for a file without one.
     """
-    from minllm.course.exercises import EXERCISES, find
+    from minllm.course.exercises import NAMES, find
 
     text = read(path)
-    return find(name) if name else exercise_of(path, text, EXERCISES)
+    return find(name or name_in(path, text, NAMES))
 
 
 def check(exercise_or_kernel: str | Callable, kernel: Callable | None = None, seconds: float = SECONDS) -> Report:

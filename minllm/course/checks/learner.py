@@ -8,11 +8,11 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from minllm.course.exercise import Exercise
+from minllm.course.exercise import Exercise, file_name_of
 from minllm.course.exercise_markers import holder, regions
 from minllm.errors import ExerciseError
 
@@ -44,14 +44,14 @@ def read(path: Path) -> str:
         raise ExerciseError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def exercise_of(path: Path, text: str, exercises) -> Exercise:
-    """The exercise that a file solves, by its markers; if these name several, by the file's name."""
+def name_in(path: Path, text: str, names: Iterable[str]) -> str:
+    """The name of the exercise that a file solves, one of `names`, by its markers; if these name several, by the file's name."""
     try:
         marked = set(regions(text))
     except ExerciseError as error:
         raise ExerciseError(f"{path}: {error}") from None
-    named = [exercise for exercise in exercises if exercise.name in marked]
-    chosen = named if len(named) == 1 else [exercise for exercise in named if exercise.file_name == path.name]
+    named = [name for name in names if name in marked]
+    chosen = named if len(named) == 1 else [name for name in named if file_name_of(name) == path.name]
     if len(chosen) != 1:
         raise ExerciseError(
             f"{path} does not say which exercise it solves: keep the lines `# exercise: NAME` and `# end exercise`, and the file's name"
