@@ -1,5 +1,6 @@
 """The lessons as committed notebooks: of today's lessons, small, portable, and with a cell that installs minllm or says how."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jupytext", reason="the lessons' packages are not installed: pip install 'minllm[lessons]'")
+# Not importorskip: jupytext takes more than a second, in every process that collects tests.
+MISSING = importlib.util.find_spec("jupytext") is None
+pytestmark = pytest.mark.skipif(MISSING, reason="the lessons' packages are not installed: pip install 'minllm[lessons]'")
 
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))

@@ -253,14 +253,14 @@ def quantized_product(
     by_codes = exact and form in W8A8 and variant in ("flat", "wgmma")
 
     def arrays(noise):
-        x = noise.array((m, k), FLOAT32, magnitude)
+        x = noise.array((m, k), FLOAT32 if exact else dtype, magnitude)
         x = np.ones_like(x) if exact and gated else np.sign(x) if exact and norm else np.round(x) if exact else x
         if by_codes:
             whole = whole_codes(noise.array((rows, k), FLOAT32), form)
             x, weight = whole_codes(x, form), type(weight_of(noise, form, 1, k))(*whole)
             weights = dict(weight=weight._replace(codes=weight.codes.view(np.int8)) if form == "int8" else weight)
         else:
-            x, weights = multiplied(x.astype(dtype), form, variant), weights_of(noise, form, rows, k, distinct, exact=exact, gated=gated)
+            x, weights = multiplied(x.astype(dtype, copy=False), form, variant), weights_of(noise, form, rows, k, distinct, exact=exact, gated=gated)
         given = dict(x=x, **weights, out=noise.array((m, n), result) if residual == "in place" else noise.unwritten((m, n), result))
         given |= dict(bias=noise.array((n,), result if bias is True else bias)) if bias else {}
         if norm:

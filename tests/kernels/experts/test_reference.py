@@ -2,15 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
-from transformers import Qwen3MoeConfig
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from minllm.kernels.experts.reference import experts_reference, route_reference
 
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_the_block_of_transformers(normalized):
+    import torch  # here and not above: 2 s, in every process that collects tests
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
     torch.manual_seed(0)
     sizes = dict(hidden_size=24, moe_intermediate_size=10, num_experts=7, num_experts_per_tok=3, num_attention_heads=2)
     block = Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**sizes, norm_topk_prob=normalized))
