@@ -40,6 +40,7 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 def pytest_addoption(parser):
     parser.addoption("--exhaustive", action="store_true", help="run all cases of every test instead of a covering selection")
+    parser.addoption("--soak-seconds", type=float, default=1200, help="how long the server's soak runs, with --exhaustive")
     parser.addoption("--compile-only", action="store_true", help="compile the kernels of tests/gpu, on a GPU, and run nothing")
 
 

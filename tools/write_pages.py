@@ -40,9 +40,8 @@ def lesson_list(page: str) -> str:
     known, lines = addresses(), []
     for title, source in lessons():
         notebook = source.replace(".py", ".ipynb")
-        number, _, name = title.partition(". ")
         badges = "".join(f" [[{service}]({address})]" for service, address in known.hosted(notebook).items())
-        lines.append(f"{number}. [{name}]({link(page, notebook)}){badges}")
+        lines.append(f"- [{title}]({link(page, notebook)}){badges}")  # a numbered list would close the gaps between numbers
     return "\n".join(lines)
 
 
@@ -50,7 +49,7 @@ def first_link(page: str) -> str:
     """The README's first link: the site, or its page of the course in the repository while it has no address."""
     site, course = addresses().site, link(page, "docs/lessons.md")
     first = f"**[Read the course]({site}/lessons/)** on its site, or [here]({course})" if site else f"**[Read the course]({course})**"
-    return f"{first}: twenty lessons that open as notebooks with their results, without installing anything."
+    return f"{first}: twenty-one lessons that open as notebooks with their results, without installing anything."
 
 
 def badges(page: str) -> str:

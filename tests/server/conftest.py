@@ -7,7 +7,8 @@ import pytest
 
 from minllm import AsyncLLM
 from minllm.models.source import bundled_model
-from tests.server.serving import answering, serving
+from minllm.server.in_process import serving
+from tests.server.answering import answering
 
 TEMPLATE = (
     "{% for tool in tools or [] %}# {{ tool.function.name }}\n{% endfor %}"

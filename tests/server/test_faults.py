@@ -1,5 +1,6 @@
 """Clients that leave, stall or send nonsense harm nobody else, and leave nothing behind."""
 
+import itertools
 import json
 import socket
 import threading
@@ -9,7 +10,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.server.serving import answering, serving
+from minllm.server.in_process import serving
+from tests.server.answering import answering
 
 BODY = {"prompt": "def f(x):", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
 
@@ -90,6 +92,25 @@ def test_large_bodies_and_other_types(llm):
             assert response.status_code == 413 and "10,000" in response.json()["error"]["message"]
         assert http.post("/v1/completions", content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
         assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_a_body_of_100_megabytes(served, http):
+    def body():
+        yield b'{"prompt": "'
+        for _ in range(100):
+            yield b"x" * 1_000_000
+        yield b'"}'
+
+    response = http.post("/v1/completions", content=body())
+    assert response.status_code == 413 and http.post("/v1/completions", json=BODY | {"max_tokens": 1}).status_code == 200
+
+
+def test_a_clock_that_jumps_changes_nothing(http, monkeypatch):
+    times = itertools.cycle((0.0, 4e9, 1e9))
+    monkeypatch.setattr(time, "time", lambda: next(times))
+    for _ in range(3):
+        response = http.post("/v1/completions", json=BODY | {"max_tokens": 4, "deadline": 30})
+        assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 4
 
 
 def test_half_open_connections_and_bodies_that_stop(llm):

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from tests.server.serving import answering, serving
+from minllm.server.in_process import serving
+from tests.server.answering import answering
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LONG_CODE = "Look:\n```python\n" + "x = 1; " * 60 + "\n```\nDone <b>now</b>."

@@ -1,43 +1,19 @@
 """The command with its two processes: kill -9 of the engine, restart, SIGTERM while an answer is on its way."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 
 import httpx
 import pytest
 
+from tests.server.two_processes import engine_of, started
+
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes in /proc")
 LONG = {"prompt": "def f(x):", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
-
-
-@contextmanager
-def started(*options):
-    """(process, address) of `minllm serve` with the bundled model."""
-    command = [sys.executable, "-m", "minllm", "serve", "--device=cpu", "--dtype=float32", "--port=0", "--max-model-len=512", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        said = ""
-        while not (found := re.search(r"http://\S+", said)):
-            line = process.stderr.readline()
-            assert line, said
-            said += line
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield process, found[0]
-    finally:
-        process.kill()
-        process.wait()
-
-
-def engine_of(process):
-    """The id of the engine's process."""
-    return int(subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()[0])
 
 
 def is_gone(pid, seconds=10):

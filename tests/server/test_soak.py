@@ -1,15 +1,24 @@
-"""Many requests of all kinds, a fifth of which are left: every one ends in one state, and the server is empty afterwards."""
+"""Many requests of all kinds, a fifth of which are left: every one ends in one state, and the server is empty afterwards.
+
+With --exhaustive also for --soak-seconds, 20 minutes by default, on two processes, whose memory has to stay flat.
+"""
 
 import asyncio
 import gc
 import random
 import re
+import time
 import tracemalloc
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.server.serving import serving
+from minllm.server.in_process import serving
+from tests.server.two_processes import engine_of, started
+
+CLIENTS = 24
+GROWTH = 12 << 20  # bytes that each process may gain from a third of a soak to its end
 
 
 def counted(address):
@@ -35,32 +44,71 @@ async def one(http, rng):
     return body["n"]
 
 
-@pytest.mark.timeout(600)
-def test_every_request_ends_in_one_state(llm, request):
-    total, rng = 5_000 if request.config.option.exhaustive else 150, random.Random(1)
+async def many(address, goes_on):
+    """How requests ended, CLIENTS at a time, as long as goes_on(number of requests so far) is true."""
+    ends, rng = [], random.Random(1)
 
-    async def run(address):
-        limits = httpx.Limits(max_connections=24)
-        async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as http:
-            room = asyncio.Semaphore(24)
+    async def client(http):
+        while goes_on(len(ends)):
+            ends.append(None)
+            place = len(ends) - 1
+            ends[place] = await one(http, rng)
 
-            async def next_one():
-                async with room:
-                    return await one(http, rng)
+    async with httpx.AsyncClient(base_url=address, timeout=120, limits=httpx.Limits(max_connections=CLIENTS)) as http:
+        await asyncio.gather(*[client(http) for _ in range(CLIENTS)])
+    return ends
 
-            return await asyncio.gather(*[next_one() for _ in range(total)])
 
+def test_every_request_ends_in_one_state(llm):
     with serving(llm) as served:
         before = llm.stats()
-        ends = asyncio.run(run(served.address))
+        ends = asyncio.run(many(served.address, lambda count: count < 150))
         while served.server.admission.open or llm.stats().num_running or llm.stats().num_waiting:
             pass
         reasons, text = counted(served.address)
-        assert ends.count("left") > total / 12 and llm.stats().kv_cache_usage == 0 and not served.server.engine.client.num_open
+        assert ends.count("left") > len(ends) / 12 and llm.stats().kv_cache_usage == 0 and not served.server.engine.client.num_open
         assert reasons["length"] >= sum(end for end in ends if end != "left") and set(reasons) <= {"length", "abort"}
         assert llm.stats().num_steps > before.num_steps
         for name in ("request_queue_time_seconds_count", "iteration_tokens_total_count"):
             assert float(re.search(rf"vllm:{name}{{[^}}]*}} (\S+)", text)[1]) > 0
+
+
+def resident(*pids):
+    """The bytes of memory that processes hold."""
+    return [int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * 4096 for pid in pids]
+
+
+def gauge(text, name):
+    """A gauge of /metrics."""
+    return float(re.search(rf"vllm:{name}{{[^}}]*}} (\S+)", text)[1])
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the memory of processes in /proc")
+def test_a_long_soak(request):
+    if not request.config.option.exhaustive:
+        pytest.skip("20 minutes: only with --exhaustive")
+    begun, seconds, memory = time.monotonic(), request.config.option.soak_seconds, []
+    with started("--max-num-seqs=8") as (process, address):
+        pids = process.pid, engine_of(process)
+
+        def goes_on(count):
+            passed = time.monotonic() - begun
+            if not memory and passed > seconds / 3:
+                memory.append(resident(*pids))
+            return passed < seconds
+
+        ends = asyncio.run(many(address, goes_on))
+        memory.append(resident(*pids))
+        end = time.monotonic() + 30
+        while any(gauge(text := counted(address)[1], f"num_requests_{state}") for state in ("running", "waiting")):
+            assert time.monotonic() < end
+        reasons = counted(address)[0]
+    print(f"{len(ends)} requests, {ends.count('left')} left, {reasons}; bytes of server and engine: {memory}")
+    answered = sum(end for end in ends if end != "left")
+    assert gauge(text, "kv_cache_usage_perc") == 0 and ends.count("left") > len(ends) / 12
+    assert set(reasons) <= {"length", "abort"} and answered <= sum(reasons.values()) <= answered + 2 * ends.count("left")
+    assert all(late - early < GROWTH for early, late in zip(*memory, strict=True)), memory
 
 
 def test_memory_stays_flat(llm, request):

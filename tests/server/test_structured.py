@@ -7,6 +7,9 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel
 
+from minllm.server.tool_calls.formats import FORMATS
+from minllm.server.tool_calls.grammar import strict_grammar
+
 MESSAGES = [{"role": "user", "content": "def add(a, b):"}]
 SCHEMA = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}, "ok": {"type": "boolean"}}, "required": ["colour", "ok"]}
 FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA | {"additionalProperties": False}}}
@@ -90,6 +93,37 @@ def test_a_call_can_be_forced(http):
     tools = [{"type": "function", **TOOLS[0]["function"]}]
     answer = http.post("/v1/responses", json={"input": "x", "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}).json()
     assert answer["output"][0]["type"] == "function_call" and is_right(answer["output"][0]["arguments"])
+
+
+STRICT = [{"type": "function", "function": tool["function"] | {"strict": tool["function"]["name"] == "paint"}} for tool in TOOLS]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ("a < b, <tool", True),
+        ('Well.<tool_call>\n{"name": "paint", "arguments": {"colour": "red", "ok": true}}\n</tool_call> and then', True),
+        ('<tool_call>\n{"name": "walk", "arguments": {"any": [1]}}\n</tool_call>' * 2, True),
+        ('<tool_call>\n{"name": "paint", "arguments": {"colour": "green"', False),
+        ('<tool_call>\n{"name": "paint", "arguments": {"colour": "red", "ok": true}}\n</tool_call><tool_call>\n{"name": "fly"', False),
+        ("<tool_call>well", False),
+    ],
+)
+def test_calls_of_strict_tools_have_their_arguments(text, is_allowed):
+    llguidance = pytest.importorskip("llguidance", reason="structured output is not installed")
+    grammar = strict_grammar(FORMATS["hermes"], [tool["function"] for tool in STRICT])
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
+    assert (matcher.try_consume_tokens(list(text.encode())) == len(text)) is is_allowed and not matcher.get_error()
+
+
+def test_strict_tools_are_free_to_be_called_or_not(served, http, monkeypatch):
+    seen, submit = [], served.server.engine.client.submit
+    monkeypatch.setattr(served.server.engine.client, "submit", lambda requests: seen.extend(requests) or submit(requests))
+    monkeypatch.setattr(type(served.server), "tool_format", FORMATS["hermes"])
+    for tools in (TOOLS, STRICT):
+        choice = chat(http, tools=tools, max_tokens=20).json()["choices"][0]
+        assert choice["finish_reason"] in ("length", "stop") and choice["message"]["content"]
+    assert [one.params.structured_outputs is not None for one in seen] == [False, True]
 
 
 class Answer(BaseModel):

@@ -7,7 +7,7 @@ from minllm.server.errors import ApiError, refused
 from minllm.server.requests.chat import ChatFields
 from minllm.server.requests.structure import structure_of
 from minllm.server.server import Server
-from minllm.server.tool_calls.grammar import call_grammar
+from minllm.server.tool_calls.grammar import call_grammar, strict_grammar
 from minllm.server.tool_calls.stream import Piece, ToolStream
 from minllm.server.wire import EngineRequest
 
@@ -65,23 +65,33 @@ def chat_request(server: Server, body: ChatFields, who: str, several_calls: bool
     if body.chat_template is not None and not server.options.trust_request_chat_template:
         raise ApiError("chat_template is not allowed in requests here: start with --trust-request-chat-template.", "chat_template")
     begins = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+    tools = tools_of(server, body)
     chat = {
         "messages": with_known_roles(body.messages, server.card["chat_templates"]),
         "chat_template": body.chat_template,
         "add_generation_prompt": begins,
         "continue_final_message": body.continue_final_message,
-        "tools": tools_of(server, body),
+        "tools": tools and [without_strict(tool) for tool in tools],
         "template_kwargs": body.chat_template_kwargs,
     }
-    if forced := chat["tools"] and forced_tools(body):
+    if forced := tools and forced_tools(body):
         if structure_of(body) is not None:
             raise ApiError("tool_choice forces a call, and the form of the text is given too: leave one of them out.", "tool_choice")
         is_one = isinstance(body.tool_choice, dict) or not several_calls
         sampling["structured_outputs"] = StructuredOutputsParams(grammar=call_grammar(server.tool_format, forced, is_one))
-    if chat["tools"] is not None and body.skip_special_tokens is None:
+    elif tools and structure_of(body) is None and server.tool_format.begin:
+        functions = [tool["function"] for tool in tools]
+        if any(one.get("strict") for one in functions):
+            sampling["structured_outputs"] = StructuredOutputsParams(grammar=strict_grammar(server.tool_format, functions))
+    if tools is not None and body.skip_special_tokens is None:
         sampling["skip_special_tokens"] = False  # in some models the marks around a call are special tokens
     params = body.sampling(server.card["default_params"], **sampling)
     return server.treated(EngineRequest(params, chat=chat, final_only=not body.stream), body, who)
+
+
+def without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool for the template: `strict` is for the server."""
+    return tool | {"function": {name: value for name, value in tool["function"].items() if name != "strict"}}
 
 
 def reader_of(server: Server, body: ChatFields, most_calls: int | None = None) -> PlainText | ToolStream:

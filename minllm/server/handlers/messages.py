@@ -62,7 +62,7 @@ def openai_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
             raise refused(f"tools[{index}]", tool, "a function with a name and an input_schema; the server runs no tools of its own")
         function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": tool["input_schema"]}
-        found.append({"type": "function", "function": function})
+        found.append({"type": "function", "function": function | ({"strict": True} if tool.get("strict") else {})})
     return found
 
 

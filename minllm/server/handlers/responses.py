@@ -49,7 +49,7 @@ def chat_choice(choice: Any) -> Any:
 
 def openai_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A function as chat completions have it."""
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name not in ("type", "strict")}}
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
 def history(body: ResponsesBody) -> list[dict[str, Any]]:

@@ -17,7 +17,9 @@ class ChatFields(SamplingFields):
     continue_final_message: bool = Field(False, description="End the prompt with the final message's text, which the model continues.")
     chat_template: str | None = Field(None, description="A Jinja template; refused unless the server trusts those of requests.")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="More variables for the template, such as enable_thinking.")
-    tools: list[dict[str, Any]] | None = Field(None, description="Functions that the model may call, for the template.")
+    tools: list[dict[str, Any]] | None = Field(
+        None, description="Functions that the model may call, for the template. With strict, arguments keep to the schema."
+    )
     tool_choice: str | dict[str, Any] | None = Field(None, description='"auto", "none", "required" or a function, which is called.')
 
 

@@ -1,23 +1,24 @@
-"""A server on the loopback address in a thread, its engine beside it in the same event loop, on the other end of a socket pair."""
+"""A server of a model that this process has loaded, on the loopback address, in a thread: for notebooks and tests.
+
+Its engine is on the other end of a socket pair, as that of `minllm serve`, but in the same event loop.
+"""
 
 import asyncio
 import contextlib
-import json
 import socket
 import threading
-import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from minllm import AsyncLLM
+from minllm.engine.async_llm import AsyncLLM
 from minllm.errors import EngineDeadError
 from minllm.server.app import make_app
-from minllm.server.engine_client import EngineClient, Job
+from minllm.server.engine_client import EngineClient
 from minllm.server.engine_host import EngineHost
 from minllm.server.options import ServerOptions
 from minllm.server.run import DrainingServer, config
 from minllm.server.server import Server
-from minllm.server.wire import Delta, Head, Update
 
 SECONDS = 30
 
@@ -35,6 +36,7 @@ class LocalEngine:
         await self.client.connect(ours)
 
     def check_alive(self) -> None:
+        """Raise EngineDeadError if the connection has ended."""
         if self.client.death is not None:
             raise EngineDeadError(str(self.client.death))
 
@@ -54,8 +56,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(llm: AsyncLLM, **options):
-    """Serve a loaded model; options: those of ServerOptions."""
+def serving(llm: AsyncLLM, **options: Any) -> Iterator[Served]:
+    """Serve a loaded model while the block runs, on a free port. options: those of ServerOptions. Open requests finish at the end."""
     ready, found = threading.Event(), {}
 
     async def main() -> None:
@@ -75,25 +77,12 @@ def serving(llm: AsyncLLM, **options):
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
-    assert ready.wait(SECONDS)
+    if not ready.wait(SECONDS):
+        raise EngineDeadError(f"The server did not start within {SECONDS} s.")
     try:
         yield found["served"]
     finally:
         found["http"].should_exit = True
         thread.join(SECONDS)
-        assert not thread.is_alive()
-
-
-def answering(text, size=3):
-    """EngineClient.submit of an engine that answers every request with a text, in pieces of `size` characters."""
-
-    def submit(requests):
-        job = Job(EngineClient(), [-1])
-        for begin in range(0, len(text), size):
-            is_last = begin + size >= len(text)
-            head = None if begin else Head(len(json.dumps(requests[0].chat)), 0, None, None, None, None)
-            delta = Delta(0, text[begin : begin + size], [1], None, "stop" if is_last else None, None)
-            job.put(0, Update(head, [delta], is_last, None), time.perf_counter())
-        return job
-
-    return submit
+        if thread.is_alive():
+            raise EngineDeadError(f"The server did not end within {SECONDS} s.")
