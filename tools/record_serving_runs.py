@@ -3,9 +3,9 @@
     python tools/record_serving_runs.py         the bundled model on a CPU, in about six minutes
 
 Server, scheduler and model are the package's. A step of the engine is held to STEP seconds and PROMPT_TOKEN more per token of a prompt,
-so that what else the machine does shows little. Each server of SERVERS gets the same arrivals, at LOADS times the requests per second that it
-can serve. A request is [kind, arrival, first token, end], in milliseconds of the client's clock; the first token of one that is refused, or
-ended by its deadline, is null.
+so that what else the machine does shows little. Each server of SERVERS gets the same arrivals, at LOADS times the rate that it can serve.
+A request is [kind, arrival, first token, end], in milliseconds of the client's clock; the first token of one that is refused, or ended by
+its deadline, is null.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ RECORD = ROOT / "docs" / "results" / "serving_runs.json"
 STEP, PROMPT_TOKEN = 0.06, 0.001
 LOADS, COUNT, PLACES = (0.5, 0.8, 1.2, 2.0), 48, 4
 PROMPT, TOKENS, DOCUMENT = 16, (6, 18), 448  # tokens; answers are of any length between the two
-DEADLINE = 4  # times the mean time of an answer
+ANSWER = sum(TOKENS) / 2 * STEP + PLACES * PROMPT * PROMPT_TOKEN  # seconds for which an answer keeps its place, on average
+RATE, DEADLINE = PLACES / ANSWER, 4 * ANSWER
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,11 @@ def held(execute):
     return run
 
 
-def requests(server: Recorded, load: float, rate: float) -> list[tuple[float, str, int, int]]:
+def requests(server: Recorded, load: float) -> list[tuple[float, str, int, int]]:
     """(seconds, kind, prompt tokens, tokens) of each request: a Poisson process; of two users the first sends three in four."""
     generator, now, found = random.Random(1), 0.0, []
     for number in range(COUNT):
-        now += generator.expovariate(1.0) / (load * rate)
+        now += generator.expovariate(1.0) / (load * RATE)
         tokens, user = generator.randint(*TOKENS), "a" if generator.random() < 0.75 else "b"
         is_document = server.has_documents and number % 8 == 4
         kind = user if server.has_two_users else "document" if is_document else "question"
@@ -111,24 +112,21 @@ async def run(address: str, planned: list, deadline: float | None = None) -> lis
 
 def record() -> dict:
     """All runs."""
-    rows, rate, deadline = [], 0.0, None
+    rows = []
     for server in SERVERS:
         options = dict(max_num_seqs=PLACES, max_num_batched_tokens=server.budget, max_model_len=512, enable_prefix_caching=False)
         llm = AsyncLLM(device="cpu", dtype="float32", **options)
         runner = llm._llm.llm_engine.core.runner
         runner.execute = held(runner.execute)
         with serving(llm, **server.options) as served:
-            warm = asyncio.run(run(served.address, requests(server, 1e3, 1.0)[:24]))
-            if not rate:  # the first server's speed is the unit of all loads
-                seconds = max(end for *_, end in warm) / 1e3
-                rate, deadline = len(warm) / seconds, round(DEADLINE * PLACES * seconds / len(warm), 2)
+            asyncio.run(run(served.address, requests(server, 1e3)[:8]))
             for load in LOADS:
-                found = asyncio.run(run(served.address, requests(server, load, rate), deadline if server.has_deadlines else None))
+                found = asyncio.run(run(served.address, requests(server, load), DEADLINE if server.has_deadlines else None))
                 rows.append(dict(benchmark="serving run", case=server.name, load=load, requests=found))
                 print(server.name, load, sum(first is None for _, _, first, _ in found), flush=True)
         llm.shutdown()
     measured = dict(step_ms=1e3 * STEP, prompt_token_ms=1e3 * PROMPT_TOKEN, places=PLACES)
-    measured |= dict(requests_per_second=round(rate, 2), deadline_ms=round(1e3 * deadline), rows=rows)
+    measured |= dict(requests_per_second=round(RATE, 2), deadline_ms=round(1e3 * DEADLINE), rows=rows)
     return dataclasses.asdict(new_record("cpu", {}, [])) | measured
 
 
