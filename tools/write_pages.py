@@ -49,7 +49,7 @@ def first_link(page: str) -> str:
     """The README's first link: the site, or its page of the course in the repository while it has no address."""
     site, course = addresses().site, link(page, "docs/lessons.md")
     first = f"**[Read the course]({site}/lessons/)** on its site, or [here]({course})" if site else f"**[Read the course]({course})**"
-    return f"{first}: twenty-one lessons that open as notebooks with their results, without installing anything."
+    return f"{first}: {len(lessons())} lessons that open as notebooks with their results, without installing anything."
 
 
 def badges(page: str) -> str:

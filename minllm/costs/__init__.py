@@ -13,6 +13,7 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     local_blocks.py    the memory of a sequence if layers with a sliding window keep only their window
     cache_policies.py  the memory that each policy allocates for a sequence, and how much of it holds no token
     serving.py         a mixed step of decodes and prompts, and the load that a server can bear: utilisation, TPOT, waiting, the knee
+    experts.py         the load of experts: how many a step reads, and how many tokens the fullest has
     swap.py            whether swapping a preempted sequence to the host is faster than recomputing it
     parallel.py        one GPU's part of a tensor-parallel model, and the bytes of its all-reduces
     all_reduce.py      the time of an all-reduce, by algorithm, from the latency and bandwidth of a link

@@ -108,7 +108,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     device = options.resolved_device()
     weight_format = _weight_format(device, options, source, config, checkpoint)
     dtype = compute_dtype(options.dtype, str(checkpoint.dtype(quantized=weight_format is not None)), device)
-    _check_own_kernels(options, weight_format)
+    _check_own_kernels(options, config, weight_format)
     check_cache_dtype(device, dtype, options)
     _check_soft_cap(device, config, options)
     ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
@@ -282,11 +282,13 @@ def _check_soft_cap(device: str, config: ModelConfig, options: EngineOptions) ->
         )
 
 
-def _check_own_kernels(options: EngineOptions, weight_format: WeightFormat | None) -> None:
-    """Raises InvalidOptionError for a user's kernel that would never run: no weight of this model, or no draft, needs it."""
+def _check_own_kernels(options: EngineOptions, config: ModelConfig, weight_format: WeightFormat | None) -> None:
+    """Raises InvalidOptionError for a user's kernel that would never run: no weight or expert of this model, or no draft, needs it."""
     stage, named = Int4Format.own_stage, weight_format is None or weight_format.is_option
     if stage in (options.kernel_variants or {}) and named and getattr(weight_format, "own_stage", None) != stage:
         raise InvalidOptionError(f'Your {stage} kernel multiplies 4-bit weights, and this model has none: add quantization="int4".')
+    if "sort_by_expert" in (options.kernel_variants or {}) and not config.num_experts:
+        raise InvalidOptionError("Your sort_by_expert kernel is for experts, and this model has no experts: take a Qwen2-MoE or Qwen3-MoE.")
     drafts = options.speculative_config
     if "accept" in (options.kernel_variants or {}) and (drafts is None or drafts.synthetic_acceptance_rate is not None or drafts.tree):
         what = "nothing is drafted" if drafts is None else "a path of a tree is accepted" if drafts.tree else "chance accepts the drafts"

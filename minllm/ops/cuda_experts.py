@@ -41,7 +41,7 @@ class CudaExperts(CudaLinear):
             down_gemv(activated, expert_ids, weights, down.weight, out, stream=self.stream)
             return out
         pairs, offsets = self.empty((expert_ids.size,), np.int32), self.empty((routing.experts + 1,), np.int32)
-        sort_by_expert(expert_ids, pairs, offsets, self.stream)
+        self._launcher("sort_by_expert", sort_by_expert)(expert_ids, pairs, offsets, stream=self.stream)
         outputs = self.empty((expert_ids.size, x.shape[1]), self.dtype)
         if self.capability == HOPPER and takes(expert_ids.size, routing.experts):
             gather_rows(x, pairs, outputs, self.stream)  # the same shape, and free until the experts' outputs are written

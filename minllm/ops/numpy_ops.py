@@ -170,10 +170,13 @@ class NumpyOps(NumpySpeculation, ComposedOps):
 
     def experts(self, x: np.ndarray, router: np.ndarray, gate_up: Linear, down: Linear, routing: Routing) -> np.ndarray:
         """The weighted sum of each token's chosen experts: [T, hidden]."""
+        expert_ids, weights = self.chosen_experts(x, router, routing)
+        return experts_reference(x, expert_ids, weights, *(expert_stack(linear, routing) for linear in (gate_up, down)))
+
+    def chosen_experts(self, x: np.ndarray, router: np.ndarray, routing: Routing) -> tuple[np.ndarray, np.ndarray]:
+        """(expert_ids, weights) of each token, both [T, per_token]."""
         logits = matmul_reference(x, router, out_dtype=np.float32)  # [T, experts]
-        expert_ids, weights = route_reference(logits, routing.per_token, routing.normalized)
-        stacks = (linear.weight.reshape(routing.experts, -1, linear.shape[1]) for linear in (gate_up, down))
-        return experts_reference(x, expert_ids, weights, *stacks)
+        return route_reference(logits, routing.per_token, routing.normalized)
 
     def gated_add(self, x: np.ndarray, y: np.ndarray, gate: np.ndarray) -> np.ndarray:
         """x + sigmoid(gate) * y: [T, hidden]."""
@@ -218,3 +221,8 @@ class NumpyOps(NumpySpeculation, ComposedOps):
     def advance(self, token_ids: np.ndarray, slots: np.ndarray, state: SlotState) -> None:
         """Appends one new token to the sequence of each slot."""
         advance_reference(token_ids, slots, state)
+
+
+def expert_stack(linear: Linear, routing: Routing) -> np.ndarray:
+    """The matrices of all experts, [experts, outputs, inputs]."""
+    return linear.weight.reshape(routing.experts, -1, linear.shape[1])

@@ -3,7 +3,8 @@
     LLM(kernel_variants={"rms_norm": my_rms_norm, "attention": my_module})
 
 A stage's kernel is a launcher with the signature of the package's own: `matmul_naive`, `int4_naive` (for weights of quantization="int4"
-or one of its variants), `rms_norm`, `silu_and_multiply`, `accept` (for greedy and n-gram drafts, with a speculative_config); for attention
+or one of its variants), `rms_norm`, `silu_and_multiply`, `accept` (for greedy and n-gram drafts, with a speculative_config),
+`sort_by_expert` (for models with experts; on a GPU for steps of more tokens than the gather GEMV takes); for attention
 a module, or any object, with `attention` and `workspace_shapes`, as kernels/attention/__init__.py describes.
 On a GPU engine it runs on the GPU. On a CPU it runs in the simulator, and the other operations in NumPy.
 """
@@ -14,7 +15,7 @@ from typing import Any
 
 from minllm.errors import KernelArgumentError
 
-STAGES = ("accept", "attention", "int4_matmul", "matmul", "rms_norm", "silu_and_multiply")
+STAGES = ("accept", "attention", "int4_matmul", "matmul", "rms_norm", "silu_and_multiply", "sort_by_expert")
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from minllm.ops.numpy_ops import NumpyOps
+from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference
+from minllm.ops.numpy_ops import NumpyOps, expert_stack
 from minllm.ops.own_kernels import OwnKernel
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.weights.linear import Linear
 
 MOST_PRODUCTS = 110_000  # multiply-adds of the largest GEMM to simulate, which takes about a quarter of a second
@@ -80,6 +81,19 @@ class SimulatedStageOps(NumpyOps):
             attention_config.scale, attention_config.sliding_window, batch.max_query_len,
         )  # fmt: skip
         return out.reshape(len(query), -1)
+
+    def experts(self, x: np.ndarray, router: np.ndarray, gate_up: Linear, down: Linear, routing: Routing) -> np.ndarray:
+        """The weighted sum of each token's chosen experts, computed in the order of a sort of your own."""
+        if "sort_by_expert" not in self.kernels:
+            return super().experts(x, router, gate_up, down, routing)
+        expert_ids, weights = self.chosen_experts(x, router, routing)
+        pairs, offsets = np.empty(expert_ids.size, np.int32), np.empty(routing.experts + 1, np.int32)
+        self.simulate("sort_by_expert", expert_ids, pairs, offsets)
+        of_pair = np.repeat(np.arange(routing.experts), np.diff(offsets))
+        of_gate_up, of_down = (expert_stack(linear, routing) for linear in (gate_up, down))
+        outputs = np.empty((expert_ids.size, x.shape[1]), np.float32)
+        outputs[pairs] = projected_reference(activated_reference(x[pairs // routing.per_token], of_pair, of_gate_up), of_pair, of_down)
+        return combine_reference(outputs, weights).astype(x.dtype)
 
     def gated_mlp(self, x: np.ndarray, gate_up: Linear, down: Linear, activation: str) -> np.ndarray:
         """down(silu(gate(x)) * up(x))."""

@@ -33,6 +33,18 @@ MUTATIONS = [
         ("        while i < vectors:\n            copy", "        if i < vectors - 1:\n            copy", "one vector, two ranks", ""),
     ),
     *of(
+        "experts.sort",
+        (" - uint32(1))", ")", "three tokens, two experts", ""),
+        ("        first += cuda.popc(own)\n", "", "more than a warp at a time", "race on global memory"),
+        ("pair < end and ", "", "three tokens, two experts", "out of bounds"),
+        ("own & ((uint32(1) << uint32(lane)) - uint32(1))", "own >> uint32(lane + 1)", "three tokens, two experts", "descending order"),
+        ("] = pair", "] = lane", "more than a warp", ""),
+        ("range(begin, end, WARP)", "range(begin, min(end, begin + WARP), WARP)", "more than a warp at a time", ""),
+        ("        own = uint32(cuda.ballot_sync(ALL_LANES, is_own))\n        if is_own:\n",
+         "        own = uint32(0)\n        if is_own:\n            own = uint32(cuda.ballot_sync(ALL_LANES, is_own))\n",
+         "three tokens, two experts", ""),
+    ),
+    *of(
         "speculation.accept",
         ("counts[row] = count", "counts[row] = max(count - 1, 0)", "no drafts", "after the last right draft is new too"),
         ("counts[row] = count", "if count > 0:\n            counts[row] = count", "one right draft", "somebody has to write that"),

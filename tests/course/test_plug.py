@@ -165,6 +165,11 @@ def test_the_report_card_says_which_stage_is_yours():
         LLM(device="cpu", kernel_variants={"int4_matmul": kernel})
 
 
+def test_a_sort_by_expert_needs_experts():
+    with pytest.raises(InvalidOptionError, match="this model has no experts: take a Qwen2-MoE or Qwen3-MoE"):
+        LLM(device="cpu", kernel_variants={"sort_by_expert": print})
+
+
 def test_a_kernel_of_ones_own_decides_on_drafts():
     """On n-gram drafts and on the greedy ones of a draft model; where none could reach it, it is refused."""
     exercise = find("speculation.accept")

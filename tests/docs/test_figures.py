@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from minllm.machine.hardware import gpu_named
 from minllm.models.shapes import named_config
 from minllm.planning.card import comparison_rows
 from minllm.planning.measured import comparisons
+from minllm.planning.plan import Wishes, make_plan
+from minllm.planning.predicted import predicted_step_ms
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "docs/results/h200.json").read_text(encoding="utf-8"))
@@ -34,7 +37,8 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
     "api.md": {"10 s": "the engine's own time limit", **dict.fromkeys(["2.64 ms", "11.4 ms", "37.7 ms"], PRINTED)},
     "calculator.md": dict.fromkeys(["112 TFLOP/s", "17.8 ms", "22.2 ms", "22.22 ms", "900 GB/s"], "an invented GPU, and its arithmetic"),
     "command-line.md": {
-        "0.337 ms": "what the planner computes",
+        **dict.fromkeys(["0.337 ms", "1.46 ms", "15.53 ms", "10.96 ms", "16.71 ms"], "what the planner computes"),
+        **dict.fromkeys(["2.64 ms", "11.4 ms"], PRINTED),
     },
     "dead-ends.md": {
         **dict.fromkeys(["1.82 TB/s", "1.3 µs", "51.9 µs"], PRINTED),
@@ -92,6 +96,18 @@ def unrecorded(text):
 def test_the_measured_line_of_the_plan_is_what_the_planner_prints():
     (line,) = re.findall(r"^llama-3.1-8b +(decode step: .*)$", (ROOT / "docs/command-line.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert line in dict(comparison_rows(comparisons("NVIDIA H200", named_config("llama-3.1-8b")))).values()
+
+
+def test_the_steps_with_experts_are_what_the_planner_computes():
+    page = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+)(?: of 128)? \| ([\d.]+) ms \| ([\d.]+) ms \| [\d.]+ ms \|$", page, re.MULTILINE)
+    config, (_, gpu) = named_config("qwen3-30b-a3b"), gpu_named("h200")
+    for batch, *shown in rows:
+        wishes = Wishes(batch=int(batch), context=1024)
+        plan = make_plan(config, gpu, wishes)
+        predicted = predicted_step_ms(config, gpu, wishes)
+        assert shown == [f"{plan.touched_experts:.1f}".removesuffix(".0"), f"{plan.decode.floor_ms:.2f}", f"{predicted:.2f}"]
+    assert [batch for batch, *_ in rows] == ["1", "16", "64"]
 
 
 def test_a_figure_that_no_row_carries_is_found():

@@ -9,6 +9,7 @@ import re
 import markdown
 import pytest
 
+from minllm.costs.experts import choice_probabilities, fullest_load
 from minllm.costs.serving import StepCosts
 from minllm.costs.speculation import expected_tokens, speed_up
 from minllm.machine.hardware import GPUS
@@ -210,7 +211,7 @@ def test_flash_attention_steps_by_keyboard_to_the_plain_softmax(open_page):
     assert page.evaluate("document.activeElement.id") == "last"
 
 
-EXPLORED = ["calculator", "roofline", "hardware-and-cost", "speculative-decoding"]
+EXPLORED = ["calculator", "roofline", "hardware-and-cost", "speculative-decoding", "experts"]
 PICTURES = ["flash-attention-tiles", "batching", "warp-accesses", "pipeline", "split-waves", "step-timeline", "weight-codes"]
 
 
@@ -223,7 +224,7 @@ def test_every_field_has_a_label_and_a_phone_need_not_scroll_sideways(open_page,
     assert not re.search("NaN|undefined|Infinity", page.inner_text("body"))
 
 
-@pytest.mark.parametrize("name", ["batching", "calculator", "hardware-and-cost", "speculative-decoding", "split-waves", "warp-accesses"])
+@pytest.mark.parametrize("name", ["batching", "calculator", *EXPLORED[2:], "split-waves", "warp-accesses"])
 def test_letters_and_huge_numbers_are_answered_in_place(open_page, name):
     page = open_page(name, "?gone=1&batch=1e999&model=gone")
     for field in page.locator(".interactive input[type=number]").all():
@@ -357,6 +358,30 @@ def test_the_recorded_step_is_walked_kernel_by_kernel(open_page):
     wide = page.locator("rect.chosen-kernel").bounding_box()["width"]
     page.select_option("#zoom", "0.2")
     assert page.locator("rect.chosen-kernel").bounding_box()["width"] > 3 * wide
+
+
+def test_bytes_time_and_load_of_experts_move_with_the_fields(open_page):
+    page, gpu = open_page("experts"), GPUS["NVIDIA H200"]
+    one = 48 * 3 * 2048 * 768 * 2  # bytes of an expert in all layers
+    read, router = 128 * (1 - (15 / 16) ** 16), 48 * 128 * 2048 * 2
+    milliseconds = (read * one + router) / gpu.ceiling_tb_s / 1e9
+    assert page.inner_text(".verdict") == (
+        f"16 tokens read {read:.1f} of 128 experts per layer: {read * one / 1e9:.1f} GB of weights, at least {milliseconds:.2f} ms a step."
+    )
+    assert row(page, "Experts without a token") == f"{128 - read:.1f}" and page.locator("rect.load").count() == 128
+    assert row(page, "Tokens of the fullest expert").startswith(f"{fullest_load(choice_probabilities(128, 8), 16):.2f}, ")
+    page.focus("#tokens")
+    page.keyboard.press("Home")
+    assert page.inner_text(".verdict").startswith("1 token reads 8.00 of 128 experts")
+    page.focus("#skew")
+    page.keyboard.press("ArrowRight")
+    page.fill("#experts", "8")
+    page.fill("#chosen", "2")
+    assert page.inner_text(".verdict").startswith("1 token reads 2.00 of 8 experts")
+    page.fill("#chosen", "9")
+    assert "from 1 to the 8 that there are" in page.inner_text(".verdict.bad") and page.locator("svg").count() == 0
+    page.fill("#experts", "257")
+    assert "from 1 to 256" in page.inner_text(".verdict.bad")
 
 
 def test_prices_are_compared_over_gpus(open_page):

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+from minllm.kernels.experts.counting_sort import sort_by_expert_reference
 from minllm.models.decoder import forward
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
+from minllm.ops.own_kernels import as_own_kernel
+from minllm.ops.simulated_stage import SimulatedStageOps
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model
 
@@ -27,6 +30,29 @@ def greedy(ops, family, prompt, count):
 def test_greedy_tokens_are_those_of_numpy(family):
     prompt = [5, 1, 7, 36, 2]
     assert greedy(CudaOps("float32", simulated=True), family, prompt, 30) == greedy(NumpyOps("float32"), family, prompt, 30)
+
+
+@pytest.mark.parametrize("make_ops", [
+    lambda own: CudaOps("bfloat16", own, simulated=True),
+    lambda own: SimulatedStageOps("bfloat16", {stage: as_own_kernel(stage, launcher) for stage, launcher in own.items()}),
+])  # fmt: skip
+def test_a_sort_of_ones_own_orders_the_experts(make_ops):
+    """It gets all choices of a step, and the logits are those in the order of the package's sort."""
+    sizes = []
+
+    def sort(expert_ids, pairs, offsets, stream=None):
+        sizes.append(expert_ids.shape)
+        pairs[:], offsets[:] = sort_by_expert_reference(np.asarray(expert_ids), len(offsets) - 1)
+
+    def logits(own):
+        ops = make_ops(own)
+        model = small_model("qwen3_moe", ops)
+        sequences = PagedSequences(ops, model.config, [7])
+        return ops.to_host(forward(ops, model, sequences.append([[5, 1, 7, 3, 2, 9, 4]]), sequences.cache)), model.config
+
+    (ours, config), (theirs, _) = logits({"sort_by_expert": sort}), logits({})
+    assert sizes == [(7, config.num_experts_per_tok)] * config.num_hidden_layers
+    np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,8 @@ def quantized_product(
             x, weight = whole_codes(x, form), type(weight_of(noise, form, 1, k))(*whole)
             weights = dict(weight=weight._replace(codes=weight.codes.view(np.int8)) if form == "int8" else weight)
         else:
-            x, weights = multiplied(x.astype(dtype, copy=False), form, variant), weights_of(noise, form, rows, k, distinct, exact=exact, gated=gated)
+            x = multiplied(x.astype(dtype, copy=False), form, variant)
+            weights = weights_of(noise, form, rows, k, distinct, exact=exact, gated=gated)
         given = dict(x=x, **weights, out=noise.array((m, n), result) if residual == "in place" else noise.unwritten((m, n), result))
         given |= dict(bias=noise.array((n,), result if bias is True else bias)) if bias else {}
         if norm:

@@ -42,6 +42,9 @@ NAMES = (
     "yesterdays_news",
     "split_decision",
     "four_strangers",
+    "wrong_when_quiet",
+    "lukewarm",
+    "fickle_text",
 )  # fmt: skip
 
 

@@ -59,6 +59,7 @@ def sort_by_expert_kernel(expert_ids, pairs, offsets):
             offsets[offsets.shape[0] - 1] = pairs.shape[0]
     for other in range(warp):
         first += counts[1, other]
+    # exercise: experts.sort
     for start in range(begin, end, WARP):
         pair = start + lane
         is_own = pair < end and expert_ids[pair] == expert
@@ -66,6 +67,7 @@ def sort_by_expert_kernel(expert_ids, pairs, offsets):
         if is_own:
             pairs[first + cuda.popc(own & ((uint32(1) << uint32(lane)) - uint32(1)))] = pair
         first += cuda.popc(own)
+    # end exercise
 
 
 def sort_by_expert(expert_ids, pairs, offsets, stream=None) -> None:
