@@ -1,23 +1,10 @@
-"""Quantised caches on a GPU: written, and in the engine."""
+"""Quantised caches on a GPU, in the engine."""
 
 import pytest
 
 from minllm import SamplingParams
 from minllm.kernels.quantization.formats import TOKEN_FORMATS
 from tests.gpu.agreement import engines_that_agree, share_of_same
-from tests.kernels.guarded import BFLOAT16, DTYPES
-from tests.kernels.kv.quantized_cases import CASES, GPU_CASES, check_qkv_rope_append_quantized
-
-
-@pytest.mark.parametrize("case", GPU_CASES, ids=str)
-def test_qkv_rope_append(case, device):
-    check_qkv_rope_append_quantized(case, BFLOAT16, device)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype(dtype, device):
-    for case in CASES[::4]:
-        check_qkv_rope_append_quantized(case, dtype, device)
 
 
 @pytest.mark.parametrize("name", TOKEN_FORMATS)

@@ -1,4 +1,4 @@
-"""Residual windows on a GPU: recent tokens beside codes, and the engine with them."""
+"""Residual windows on a GPU: the engine with them."""
 
 import numpy as np
 import pytest
@@ -6,16 +6,8 @@ import pytest
 from minllm import LLM, SamplingParams
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from tests.gpu.agreement import KV_CACHE_BYTES, engines_that_agree, share_of_same
-from tests.kernels.guarded import BFLOAT16
-from tests.kernels.kv.quantized_cases import GPU_CASES as APPENDED
-from tests.kernels.kv.quantized_cases import check_qkv_rope_append_quantized
 
 FORMATS = [("kivi_int4", 64), ("int4", 32), ("int8", 128), ("fp8_e4m3", 64)]
-
-
-@pytest.mark.parametrize("case", APPENDED[::2], ids=str)
-def test_recent_tokens_beside_codes(case, device):
-    check_qkv_rope_append_quantized(case, BFLOAT16, device, keeps_recent=True)
 
 
 @pytest.mark.parametrize(("name", "window"), FORMATS)

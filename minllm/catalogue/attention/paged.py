@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.catalogue.attention.moved import FORMULAS, Sizes
-from minllm.catalogue.kv import last_layer
+from minllm.catalogue.kv.plain import last_layer
 from minllm.catalogue.launch import Launch, describes, returns, taken
 from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
 from minllm.kernels.attention import VARIANTS

@@ -4,7 +4,7 @@ import numpy as np
 
 from minllm.catalogue.attention.moved import FORMULAS_OF_CODES, Sizes
 from minllm.catalogue.attention.paged import BLOCK_SIZE, INDICES, LARGE, SLACK, batch_of, launch_variant, seen_slots
-from minllm.catalogue.kv import quantized_arrays, quantized_caches
+from minllm.catalogue.kv.quantized import quantized_arrays, quantized_caches
 from minllm.catalogue.launch import Launch, describes, returns
 from minllm.catalogue.rows import BFLOAT16
 from minllm.kernels.attention import VARIANTS

@@ -4,7 +4,7 @@ from minllm.catalogue.attention.paged import LENS, SLACK, attention, batch_of, s
 from minllm.catalogue.attention.prompts import SM_COUNT, bounded_blocks
 from minllm.catalogue.attention.quantized import WEIGHTS, coded_caches, quantized_attention
 from minllm.catalogue.attention.steps import named
-from minllm.catalogue.kv import quantized_caches
+from minllm.catalogue.kv.quantized import quantized_caches
 from minllm.catalogue.launch import HOPPER, WIDE, Launch, MachineCode, Moved, describes, returns
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.attention.common.workspace import make_workspace

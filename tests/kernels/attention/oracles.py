@@ -3,7 +3,8 @@
 import numpy as np
 
 from minllm.catalogue.attention.trees import TREES
-from minllm.catalogue.kv import last_layer, quantized_caches
+from minllm.catalogue.kv.plain import last_layer
+from minllm.catalogue.kv.quantized import quantized_caches
 from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.speculation.trees import path_of
 

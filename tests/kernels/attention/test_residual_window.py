@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minllm.catalogue.attention.windows import CHUNKS, FETCHED, STEPS, residual_window
-from minllm.catalogue.kv import quantized_caches
+from minllm.catalogue.kv.quantized import quantized_caches
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2

@@ -7,7 +7,7 @@ import pytest
 
 from minllm.catalogue.attention.codes import SHAPES
 from minllm.catalogue.attention.quantized import quantized_attention
-from minllm.catalogue.kv import quantized_caches
+from minllm.catalogue.kv.quantized import quantized_caches
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.common.arguments import AttentionSizes

@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from minllm.catalogue.kv import EPSILON, last_layer
+from minllm.catalogue.kv.plain import EPSILON, last_layer
+from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.reference import dequantize_reference
 from tests.kernels.normalization.oracles import rms_norm_of
 from tests.kernels.rope.oracles import turned
 
@@ -23,3 +25,30 @@ def qkv_rope_append(shape, qkv, positions, slot_mapping, cos_sin, q_norm, k_norm
         block, offset = np.divmod(slot_mapping[used], cache.shape[1])
         last_layer(found[name], shape["layers"])[block, offset] = written[used]
     return found
+
+
+def qkv_rope_append_quantized(shape, key_codes, key_scales, **others):
+    """Keys, whose norms and turns round differently, are at most a step of the format away; the reference has the rest to the bit."""
+    form = kv_format(shape["name"], shape["head_dim"], shape["group_size"])
+
+    def numbers(codes, scales):
+        return dequantize_reference(codes.swapaxes(1, 2), scales if form.is_float else scales.swapaxes(1, 2), form)
+
+    def check_keys(found, wanted):
+        written = (wanted["key_codes"] != key_codes).any(axis=-1)
+        for name in ("key_codes",) if form.is_float else ("key_codes", "key_scales"):
+            np.testing.assert_array_equal(found[name][~written].view(np.uint8), wanted[name][~written].view(np.uint8))
+        ours, theirs = (numbers(one["key_codes"], one.get("key_scales", key_scales)) for one in (found, wanted))
+        ours, theirs = ours[written.swapaxes(1, 2)], theirs[written.swapaxes(1, 2)]
+        if form.is_float:
+            step = np.maximum(np.abs(theirs) / 2 ** (2 if form.name == "fp8_e5m2" else 3), np.abs(theirs).max(initial=0) * 2**-9)
+        else:
+            pairs, right = (one["key_scales"][written].astype(np.float32) for one in (found, wanted))
+            assert (np.abs(pairs - right) <= 2.0**-9 * np.abs(right) + 1e-6).all()  # the next float16 at most
+            scales = wanted["key_scales"].swapaxes(1, 2)[written.swapaxes(1, 2)][..., 0]
+            step = np.repeat(scales.astype(np.float32), form.group_size, axis=-1)
+        error = np.abs(ours - theirs)
+        assert (error <= 1.05 * step + 1e-3).all()
+        assert (error > 0.5 * step).sum() <= 0.02 * error.size  # only a number on the edge may have another code
+
+    return dict.fromkeys(("key_codes", "key_scales"), check_keys)

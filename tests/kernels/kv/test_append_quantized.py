@@ -1,34 +1,26 @@
-"""Appending to a quantised cache, alone and fused with split, norm and RoPE: simulated kernels, and callers' mistakes."""
+"""Appending to a quantised cache, alone and fused with split, norm and RoPE: extremes, and callers' mistakes."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from minllm.catalogue.kv.quantized import append_quantized, quantized_caches
+from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
 from minllm.kernels.kv.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from tests.kernels.guarded import BFLOAT16, DTYPES
-from tests.kernels.kv.quantized_cases import CASES, QuantizedCase, check_qkv_rope_append_quantized, empty_caches
+from minllm.kernels.quantization.formats import kv_format
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_qkv_rope_append(case, device):
-    check_qkv_rope_append_quantized(case, BFLOAT16, device)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype(dtype, device):
-    check_qkv_rope_append_quantized(CASES[5], dtype, device)
-
-
-@pytest.mark.parametrize(("case", "dtype"), [(CASES[0], DTYPES[0]), (CASES[1], BFLOAT16), (CASES[9], BFLOAT16)], ids=str)
-def test_recent_tokens_are_kept_as_they_are_too(case, dtype, device):
-    check_qkv_rope_append_quantized(case, dtype, device, keeps_recent=True)
+def caches_of(head_dim, name, **options):
+    """(slots, key cache, value cache) of four tokens with two heads."""
+    arrays = append_quantized(4, 2, head_dim, name, **options).arrays(Noise(length=SHORT))
+    return arrays["slot_mapping"], *quantized_caches(kv_format(name, head_dim), arrays)
 
 
 def test_numbers_all_alike_and_empty_batches(device):
-    slots, key_cache, value_cache = empty_caches(QuantizedCase("int4", 64, smooth=False, skip=False))
+    slots, key_cache, value_cache = caches_of(64, "int4", smooth=False, skip=False)
     same = np.full((4, 2, 64), -3.25, np.float16)
     append(same, same, key_cache, value_cache, slots)
     block, offset = slots // 16, slots % 16
@@ -38,7 +30,7 @@ def test_numbers_all_alike_and_empty_batches(device):
 
 
 def test_mistakes_are_explained():
-    slots, key_cache, value_cache = empty_caches(CASES[0])
+    slots, key_cache, value_cache = caches_of(64, "int8")
     key, plain = np.zeros((4, 2, 64), np.float32), np.zeros((3, 16, 2, 64), np.float32)
     mistakes = {
         "the key_cache is int8 in groups of 64 and the value_cache not quantised": (key, key, key_cache, plain),
@@ -54,7 +46,7 @@ def test_mistakes_are_explained():
 
 
 def test_positions_that_it_cannot_turn_are_refused():
-    slots, key_cache, value_cache = empty_caches(CASES[0])
+    slots, key_cache, value_cache = caches_of(64, "int8")
     positions, query = np.zeros(4, np.int32), np.zeros((4, 4, 64), np.float32)
     for cos_sin, interleaved in ((np.zeros((9, 32), np.float32), False), (np.zeros((9, 64), np.float32), True)):
         with pytest.raises(KernelArgumentError, match="turn whole heads"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minllm.catalogue import kv
+from minllm.catalogue.kv import quantized
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
 from minllm.kernels.kv.append import append
@@ -20,9 +20,9 @@ UNWRITTEN = 0xA5  # every byte of codes that nobody has written
 
 def make_arrays(query_len, context_len, block_size=32):
     """(recent keys and values), (key cache, value cache), (query_start, context_lens, block_tables, recent_lens, recent_tables)."""
-    arrays = kv.quantize_groups((query_len,), (context_len,), 64, 1, block_size, BFLOAT16).arrays(Noise(length=SHORT))
+    arrays = quantized.quantize_groups((query_len,), (context_len,), 64, 1, block_size, BFLOAT16).arrays(Noise(length=SHORT))
     names = ("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables")
-    caches = kv.quantized_caches(kv_format("kivi_int4", 64), arrays, by_channel=True)
+    caches = quantized.quantized_caches(kv_format("kivi_int4", 64), arrays, by_channel=True)
     return (arrays["recent_key"], arrays["recent_value"]), caches, tuple(arrays[name] for name in names)
 
 
