@@ -10,7 +10,7 @@ from minllm.catalogue.launch import (
     in_place,
     returns,
 )
-from minllm.catalogue.matmul.products import EPSILON, matmul_flops, normed
+from minllm.catalogue.matmul.products import EPSILON, lost, matmul_flops, normed
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, FLOAT32
 from minllm.kernels.activation.silu import silu_and_multiply_reference
@@ -48,6 +48,7 @@ def gemv_qkv_rope_append(m, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=F
         call=calls(launch_gemv_qkv, epsilon=EPSILON, tiling=tiling),
         reference=in_place(reference, "key_cache", "value_cache"),
         moved={} if skip else qkv_gemv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling),
+        lost=lost(k),
     )
 
 
@@ -124,7 +125,7 @@ def gated_of_deferred_norm(m, n, k, parts, dtype=BFLOAT16, tiling=None):
     def reference(scaled, squares, gate_up):
         return silu_and_multiply_reference(matmul_reference(finished(scaled, squares), gate_up, out_dtype=np.float32)).astype(dtype)
 
-    return Launch(arrays, call, returns(("out",), reference), moved={})
+    return Launch(arrays, call, returns(("out",), reference), moved={}, lost=lost(k))
 
 
 @describes
@@ -160,7 +161,7 @@ def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT1
         return dict(query=turned[:, :heads].astype(dtype))
 
     moved = {} if tiling is None or skip else flat_qkv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling)
-    return Launch(arrays, call, in_place(reference, "key_cache", "value_cache"), moved)
+    return Launch(arrays, call, in_place(reference, "key_cache", "value_cache"), moved, lost=lost(k))
 
 
 def flat_qkv_moved(m, heads, kv_heads, head_dim, k, b, tiling):

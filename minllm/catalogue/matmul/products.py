@@ -33,6 +33,11 @@ def matmul_bytes(m, n, k, itemsize):
     return (m * k + n * k + m * n) * itemsize
 
 
+def lost(k):
+    """What float32 sums of k products lose on a GPU of the largest result: tensor cores cut off bits at each of k / 16 additions."""
+    return k / 16 * 2.0**-23
+
+
 def moved_by(variant, m, n, k, b, options):
     """What the variant moves, if tiles are whole; {} where no formula is given here."""
     plain, maps = dict(x=m * k * b, weight=n * k * b), dict(x_map=m * k * b, weight_map=n * k * b)
@@ -92,6 +97,7 @@ def product(variant, m, n, k, dtype=BFLOAT16, out_dtype=None, bias=False, residu
         moved={} if norm else moved_by(variant, m, n, k, dtype.itemsize, options),
         rows=("x", "residual", "out"),
         exact=exact,
+        lost=lost(k),
     )
 
 
@@ -119,7 +125,7 @@ def gated_product(variant, m, n, k, dtype=BFLOAT16, norm=False, exact=False, **o
 
     call = calls(GATED[variant], **options, **(dict(epsilon=EPSILON) if norm else {}))
     moved = gated_wgmma_moved(m, n, k, dtype.itemsize, options["tiling"]) if exact and variant == "wgmma" else {}
-    return Launch(arrays, call, returns(("out",), reference), moved, rows=("x", "out"), exact=exact)
+    return Launch(arrays, call, returns(("out",), reference), moved, rows=("x", "out"), exact=exact, lost=lost(k))
 
 
 def gated_wgmma_moved(m, n, k, b, tiling):
