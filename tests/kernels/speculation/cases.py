@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from minllm.catalogue import speculation
+from minllm.catalogue.speculation import states
 from minllm.kernels.speculation.state import DraftState
 
 
 def make_states(num_slots=7, width=6, block_size=4, num_drafts=4, vocab=50, seed=0):
     """(slots with sequences that have room for their drafts, their drafts); the history holds few different tokens."""
-    return speculation.make_states(np.random.default_rng([seed, num_slots]), num_slots, width, block_size, num_drafts, vocab)
+    return states.make_states(np.random.default_rng([seed, num_slots]), num_slots, width, block_size, num_drafts, vocab)
 
 
 def batch_of(lengths, columns=6, array=np.array, more=2):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.catalogue.speculation import RUNS, slots_of
+from minllm.catalogue.speculation.states import RUNS, slots_of
 from minllm.kernels.sampling import SamplingKind, sample_reference
 from minllm.kernels.speculation.accept import accept_reference
 from minllm.kernels.speculation.row_sampling import row_sampling, row_sampling_reference

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.catalogue.speculation import slots_of
+from minllm.catalogue.speculation.states import slots_of
 from minllm.errors import KernelArgumentError
 from minllm.kernels.kv.compact_path import compact_path, compact_path_reference
 from minllm.kernels.speculation.accept import accept_reference

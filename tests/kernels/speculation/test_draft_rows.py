@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm.catalogue.speculation import RUNS, slots_of
+from minllm.catalogue.speculation.states import RUNS, slots_of
 from minllm.kernels.speculation.draft_rows import run_slots, run_slots_reference, store_drafts, store_drafts_reference
 from minllm.kernels.speculation.load_spans import load_spans, load_spans_reference
 from minllm.kernels.speculation.state import DraftState

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm.catalogue.speculation import slots_of
+from minllm.catalogue.speculation.states import slots_of
 from minllm.errors import KernelArgumentError
 from minllm.kernels.speculation import lookahead as module
 from minllm.kernels.speculation.lookahead import LookaheadState, add_ngram, find_ngrams, lookahead, lookahead_reference

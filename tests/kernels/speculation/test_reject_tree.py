@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm.catalogue.speculation import RUNS, slots_of
+from minllm.catalogue.speculation.states import RUNS, slots_of
 from minllm.kernels.sampling import sample_reference
 from minllm.kernels.speculation.perturb import perturb_reference
 from minllm.kernels.speculation.reject_tree import choose_child, reject_tree, reject_tree_reference

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm.catalogue.speculation import RUNS, slots_of
+from minllm.catalogue.speculation.states import RUNS, slots_of
 from minllm.kernels.sampling import sample_reference
 from minllm.kernels.sampling.thresholds import thresholds_reference
 from minllm.kernels.speculation.distribution import distribution, distribution_reference

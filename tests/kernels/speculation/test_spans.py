@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm.catalogue.speculation import RUNS, slots_of
+from minllm.catalogue.speculation.states import RUNS, slots_of
 from minllm.errors import KernelArgumentError
 from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows_reference

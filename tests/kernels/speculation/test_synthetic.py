@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minllm.catalogue.speculation import RUNS, slots_of
+from minllm.catalogue.speculation.states import RUNS, slots_of
 from minllm.kernels.speculation.synthetic import accept_synthetic, accept_synthetic_reference
 from tests.kernels.sampling.cases import tensors
 from tests.kernels.slots.cases import to_device

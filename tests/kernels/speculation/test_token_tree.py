@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from minllm.catalogue.speculation import slots_of
+from minllm.catalogue.speculation.states import slots_of
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling import SamplingKind
 from minllm.kernels.speculation.draft_rows import run_slots, run_slots_reference, store_children, store_children_reference
