@@ -124,6 +124,7 @@ def large():
     steps = [(1031, 8, head_dim, name, BFLOAT16, 32, head_dim == 128) for name, head_dim in formats]
     yield from each(qkv_rope_append_quantized, steps, recent=[False, True])
     yield from each(qkv_rope_append_quantized, FUSED_QUANTIZED[::4], dtype=(FLOAT32, FLOAT16))
+    yield from each(qkv_rope_append_quantized, FUSED_QUANTIZED[::2], recent=[True])
     many = ((1,) * 77, tuple(range(1, 540, 7)), 128, 8, 32), ((1000, 1, 333), (1000, 640, 4001), 128, 8, 64)
     yield from each(quantize_groups, many, dtype=(BFLOAT16,))
     yield from each(quantize_groups, GROUPS[3:4], dtype=(FLOAT32, FLOAT16))

@@ -1,5 +1,6 @@
 """GEMMs of plain weights at sizes around those of tiles, vectors and warps, with tilings so small that they have edges and blocks."""
 
+import functools
 import itertools
 
 from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gated_of_deferred_norm, linear_add
@@ -83,12 +84,12 @@ CHOSEN = dict(  # the tilings of models
 )
 
 
-def spread(variant, shapes, dtypes, *options):
+def spread(variant, shapes, dtypes, *options, exact_every=3):
     """One product a shape and option, taking dtypes, output dtypes and biases in turn, every third one also of whole numbers."""
     for number, (shape, option) in enumerate(itertools.product(shapes, options or ({},))):
         dtype, is_wide = dtypes[number % len(dtypes)], number // len(dtypes) % 2
         out_dtype = dict(out_dtype=FLOAT32) if is_wide and dtype != FLOAT32 else {}
-        for exact in ({}, dict(exact=True))[: 1 + (number % 3 == 0)]:
+        for exact in ({}, dict(exact=True))[: 1 + (number % exact_every == 0)]:
             yield product(variant, *shape, dtype, **out_dtype, bias=number % 5 < 3, **exact, **option)
 
 
@@ -148,16 +149,17 @@ LARGE_GEMV_TILINGS = ((1, 8, 2), (1, 4, 4), (1, 8, 4), (2, 8, 2), (2, 4, 4), (4,
 
 
 def large():
-    """Odd shapes at the tilings that models use."""
-    yield from spread("naive", LARGE_SHAPES, DTYPES)
-    yield from spread("tiled", LARGE_SHAPES, DTYPES, *(dict(tile=tile) for tile in tiled.TILES))
-    yield from spread("tensor_core", LARGE_SHAPES, HALVES, {}, *tilings(*tensor_core.TILINGS))
-    yield from spread("vectorized", LARGE_SHAPES, DTYPES)
-    yield from spread("wgmma", WGMMA_LARGE_SHAPES, HALVES, {}, *tilings(*WGMMA_TILINGS))
+    """Odd shapes at the tilings that models use, each also of whole numbers."""
+    spread_exact = functools.partial(spread, exact_every=1)
+    yield from spread_exact("naive", LARGE_SHAPES, DTYPES)
+    yield from spread_exact("tiled", LARGE_SHAPES, DTYPES, *(dict(tile=tile) for tile in tiled.TILES))
+    yield from spread_exact("tensor_core", LARGE_SHAPES, HALVES, {}, *tilings(*tensor_core.TILINGS))
+    yield from spread_exact("vectorized", LARGE_SHAPES, DTYPES)
+    yield from spread_exact("wgmma", WGMMA_LARGE_SHAPES, HALVES, {}, *tilings(*WGMMA_TILINGS))
     for rung in ("warpgroup", "warp_specialized"):
-        yield from spread(rung, WGMMA_LARGE_SHAPES, HALVES)
-    yield from spread("flat", FLAT_LARGE_SHAPES, HALVES)
-    yield from spread("gemv", FEW_ROWS + MODEL_SHAPES, DTYPES)
+        yield from spread_exact(rung, WGMMA_LARGE_SHAPES, HALVES)
+    yield from spread_exact("flat", FLAT_LARGE_SHAPES, HALVES)
+    yield from spread_exact("gemv", FEW_ROWS + MODEL_SHAPES, DTYPES)
     for k, tiling, dtype in itertools.product((2048, 8192, 5000), LARGE_GEMV_TILINGS, HALVES):
         yield product("gemv", 1, 1003, k, dtype, bias=True, tiling=GemvTiling(*tiling))
     streams = ((16, 2048, 8192, None), (64, 4096, 14336, None), (33, 4096, 4096, None))
