@@ -46,17 +46,27 @@ def experts_of(offsets):
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
+def router_logits(noise, tokens, experts, special=False):
+    """Logits [T, E]; special: with equal ones, NaN and infinities."""
+    logits = noise.array((tokens, experts), FLOAT32)
+    if special:
+        logits[0], logits[-1, ::2] = np.round(logits[0]), np.nan
+        logits[tokens // 2, :2] = -np.inf
+    return logits
+
+
+def touched_by(logits, chosen):
+    """The number of different experts that tokens choose."""
+    return len(np.unique(route_reference(logits, chosen, True)[0]))
+
+
 @describes
 def route(tokens, experts, chosen, normalized=True, special=False):
     """The router's choice; special: with equal logits, NaN and infinities."""
 
     def arrays(noise):
-        logits = noise.array((tokens, experts), FLOAT32)
-        if special:
-            logits[0], logits[-1, ::2] = np.round(logits[0]), np.nan
-            logits[tokens // 2, :2] = -np.inf
         empty = noise.unwritten((tokens, chosen), np.int32), noise.unwritten((tokens, chosen), FLOAT32)
-        return dict(zip(("logits", "expert_ids", "weights"), (logits, *empty)))
+        return dict(logits=router_logits(noise, tokens, experts, special), expert_ids=empty[0], weights=empty[1])
 
     return Launch(
         arrays,
@@ -87,56 +97,57 @@ def sort_by_expert(tokens, experts, chosen):
 
 
 @describes
-def gathered_gate_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, norm=False):
+def gathered_gate_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, norm=False, special=False):
     """Gate and up of each token's experts, by a GEMV per pair. norm: of the RMSNorm of x."""
     b, pairs = dtype.itemsize, tokens * chosen
 
-    def moved(expert_ids, **arrays):
+    def moved(logits, **arrays):
         asked = dict(x=pairs * inner * hidden * b, gate_up=2 * pairs * inner * hidden * b, out=pairs * inner * b)
-        touched = dict(x=tokens * hidden * b, gate_up=len(np.unique(expert_ids)) * 2 * inner * hidden * b)
+        touched = dict(x=tokens * hidden * b, gate_up=touched_by(logits, chosen) * 2 * inner * hidden * b)
         asked, touched = (asked | dict(norm=asked["x"]), touched | dict(norm=hidden * b)) if norm else (asked, touched)
         return dict(gate_up_gemv_kernel=Moved(asked, touched)) if hidden * b % 16 == 0 else {}
 
     def arrays(noise):
         return dict(
             x=noise.array((tokens, hidden), dtype), norm=noise.array((hidden,), dtype) if norm else None,
-            expert_ids=choices(noise, tokens, experts, chosen),
+            logits=router_logits(noise, tokens, experts, special),
             gate_up=noise.array((experts * 2 * inner, hidden), dtype, hidden**-0.5), out=noise.unwritten((pairs, inner), dtype),
         )  # fmt: skip
 
-    def reference(x, norm, expert_ids, gate_up, out):
+    def reference(x, norm, logits, gate_up, out):
         if norm is not None:
             x = rms_norm_reference(x.astype(np.float32), norm.astype(np.float32), EPSILON)[0]
+        expert_ids, _ = route_reference(logits, chosen, True)
         rows, stack = np.repeat(x, chosen, axis=0), gate_up.reshape(experts, -1, hidden)
         return dict(out=activated_reference(rows, expert_ids.reshape(-1), stack).astype(dtype))
 
-    return Launch(arrays, call=calls(gate_up_gemv, epsilon=EPSILON), reference=reference, moved=moved, indices=("expert_ids",))
+    return Launch(arrays, call=calls(gate_up_gemv, epsilon=EPSILON), reference=reference, moved=moved, indices=("logits",))
 
 
 @describes
-def gathered_down(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, residual=False):
+def gathered_down(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, residual=False, normalized=True):
     """The weighted sum of each token's experts, by a GEMV per token."""
     b, pairs = dtype.itemsize, tokens * chosen
 
     def arrays(noise):
-        weights = np.abs(noise.array((tokens, chosen), FLOAT32))
         return dict(
-            activated=noise.array((pairs, inner), dtype), expert_ids=choices(noise, tokens, experts, chosen), weights=weights,
+            activated=noise.array((pairs, inner), dtype), logits=router_logits(noise, tokens, experts),
             down=noise.array((experts * hidden, inner), dtype, inner**-0.5),
             residual=noise.array((tokens, hidden), dtype) if residual else None, out=noise.unwritten((tokens, hidden), dtype),
         )  # fmt: skip
 
-    def reference(activated, expert_ids, weights, down, residual, out):
+    def reference(activated, logits, down, residual, out):
+        expert_ids, weights = route_reference(logits, chosen, normalized)
         outputs = projected_reference(activated, expert_ids.reshape(-1), down.reshape(experts, hidden, inner))
         return dict(out=combine_reference(outputs, weights, residual).astype(dtype))
 
-    def moved(expert_ids, **arrays):
+    def moved(logits, **arrays):
         asked = dict(activated=pairs * hidden * inner * b, down=pairs * hidden * inner * b, out=tokens * hidden * b)
         asked |= dict(residual=tokens * hidden * b) if residual else {}
-        touched = dict(activated=pairs * inner * b, down=len(np.unique(expert_ids)) * hidden * inner * b)
+        touched = dict(activated=pairs * inner * b, down=touched_by(logits, chosen) * hidden * inner * b)
         return dict(down_gemv_kernel=Moved(asked, touched)) if inner * b % 16 == 0 else {}
 
-    return Launch(arrays, call=calls(down_gemv), reference=reference, moved=moved, indices=("expert_ids", "weights"))
+    return Launch(arrays, call=calls(down_gemv, normalized=normalized), reference=reference, moved=moved, indices=("logits",))
 
 
 @describes
@@ -321,7 +332,7 @@ def compiled():
         for residual in (False, True):
             launch = gathered_down(1, **A3B, dtype=dtype, residual=residual)
             name = "vectors_with_residual" if residual else "vectors"
-            yield MachineCode(f"experts/down_gemv/{name}/{dtype}", launch, blocks=4, contains=STREAMED)
+            yield MachineCode(f"experts/down_gemv/{name}/{dtype}", launch, blocks=2, contains=(*STREAMED, "REDUX.MAX"))
         yield MachineCode(f"experts/down_gemv/elements/{dtype}", gathered_down(1, 5, 2, 19, 7, dtype), blocks=4)
         yield MachineCode(f"experts/combine/vectors/{dtype}", combine(64, 8, 2048, dtype), blocks=16, contains=WIDE)
         yield MachineCode(f"experts/combine/elements/{dtype}", combine(2, 3, 19, dtype), blocks=16)
@@ -348,7 +359,9 @@ def small():
     yield from each(gathered_gate_up, ((2, 5, 2, 264, 5), (1, 4, 3, 19, 7), (1, 3, 2, 520, 4)), dtype=DTYPES)
     yield from each(gathered_gate_up, ((2, 5, 2, 264, 5), (1, 4, 3, 19, 7)), dtype=DTYPES, norm=[True])
     yield from each(gathered_down, ((2, 5, 3, 5, 264), (1, 4, 2, 7, 19), (1, 9, 8, 3, 40)), dtype=DTYPES)
+    yield gathered_gate_up(4, 37, 5, 264, 5, special=True)
     yield gathered_down(2, 5, 3, 5, 264, residual=True)
+    yield gathered_down(2, 70, 3, 5, 264, normalized=False)
     yield from each(grouped_up, ((3, 5, 3, 72, 40), (21, 4, 2, 136, 24)), dtype=(BFLOAT16, FLOAT16))
     yield from each(grouped_projection, ((3, 5, 3, 72, 40), (21, 4, 2, 136, 24)), dtype=(BFLOAT16, FLOAT16))
     yield grouped_up(11, 3, 2, 64, 32, tiling=SMALL_TILING)

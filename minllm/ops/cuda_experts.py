@@ -1,7 +1,7 @@
 """A mixture of experts on a GPU: the router's GEMM and choice, then the chosen experts' feed-forwards (kernels/experts).
 
-    one token      router and gather GEMVs fused with the norm before them and the residual addition after them
-    a few tokens   gather GEMVs, which read the weights of one choice after another
+    one token      router and gather GEMVs, fused with the norm before them and the residual addition after them
+    a few tokens   gather GEMVs, which find the chosen experts by themselves and read one choice after another
     more           a counting sort brings the tokens of each expert together, for two grouped GEMMs; combine adds a token's experts
     prompts        the same on Hopper, by TMA and wgmma, which needs the rows of x in the order of experts
 
@@ -34,12 +34,12 @@ class CudaExperts(CudaLinear):
     def experts(self, x: Any, router: Any, gate_up: Linear, down: Linear, routing: Routing) -> Any:
         """The weighted sum of each token's chosen experts: [T, hidden]."""
         logits = self._matmul(x, plain_linear(router), np.dtype(np.float32))  # [T, experts]
-        expert_ids, weights = self._chosen(logits, routing)
         activated, out = self._activated(x, gate_up, routing), self.empty(x.shape, self.dtype)
         if self._gathers(x, gate_up, activated, down):
-            gate_up_gemv(x, expert_ids, gate_up.weight, activated, stream=self.stream)
-            down_gemv(activated, expert_ids, weights, down.weight, out, stream=self.stream)
+            gate_up_gemv(x, logits, gate_up.weight, activated, stream=self.stream)
+            down_gemv(activated, logits, routing.normalized, down.weight, out, stream=self.stream)
             return out
+        expert_ids, weights = self._chosen(logits, routing)
         pairs, offsets = self.empty((expert_ids.size,), np.int32), self.empty((routing.experts + 1,), np.int32)
         self._launcher("sort_by_expert", sort_by_expert)(expert_ids, pairs, offsets, stream=self.stream)
         outputs = self.empty((expert_ids.size, x.shape[1]), self.dtype)
@@ -56,7 +56,7 @@ class CudaExperts(CudaLinear):
     def normed_experts(
         self, x: Any, residual: Any, norm: NormWeights, router: Any, gate_up: Linear, down: Linear, routing: Routing
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Norm and experts: in four kernels if x is one row and no other rank adds to the result."""
+        """Norm and experts: in three kernels if x is one row and no other rank adds to the result."""
         to_logits = plain_linear(router)
         launcher = to_logits.format.kernels.normed_linear
         if down.shard.ranks > 1 or not self._fuses(x, residual, launcher, to_logits, norm):
@@ -64,10 +64,9 @@ class CudaExperts(CudaLinear):
         fused = dict(norm=norm.weight, epsilon=norm.epsilon)
         logits = self.empty((x.shape[0], routing.experts), np.float32)
         launcher(x, router, logits, None, self.stream, **fused)
-        expert_ids, weights = self._chosen(logits, routing)
         activated, out = self._activated(x, gate_up, routing), self.empty(x.shape, self.dtype)
-        gate_up_gemv(x, expert_ids, gate_up.weight, activated, **fused, stream=self.stream)
-        down_gemv(activated, expert_ids, weights, down.weight, out, x, self.stream)
+        gate_up_gemv(x, logits, gate_up.weight, activated, **fused, stream=self.stream)
+        down_gemv(activated, logits, routing.normalized, down.weight, out, x, self.stream)
         return out, None
 
     def gated_add(self, x: Any, y: Any, gate: Any) -> Any:

@@ -156,6 +156,9 @@ from minllm.ptx.mma import (
     mma_m16n8k32_s8,
     mma_m16n8k32_u8_s8,
 )
+from minllm.ptx.reduction import (
+    redux_sync_max_u32,
+)
 from minllm.ptx.register import (
     keep_register,
     keep_registers,
@@ -311,6 +314,7 @@ __all__ = [
     "rcp",
     "rcp_rn",
     "shf_l_wrap",
+    "redux_sync_max_u32",
     "setmaxnreg_dec",
     "setmaxnreg_inc",
     "shared_address",

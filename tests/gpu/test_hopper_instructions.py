@@ -43,6 +43,10 @@ def test_one_lane_is_elected(device):
     cases_barrier.check_elect(device)
 
 
+def test_a_warp_reduces_words(device):
+    cases_barrier.check_redux(device)
+
+
 @pytest.mark.parametrize("cluster", cases_cluster.CLUSTERS, ids=str)
 def test_blocks_reach_their_neighbours(cluster, device):
     cases_cluster.check_neighbours(cluster, device)

@@ -95,3 +95,23 @@ def check_elect(device):
     launch(elect_kernel, 1, 32, (out,))
     found = device.host(out)
     assert found.sum() == 1 and found.max() == 1
+
+
+@kernel
+def redux_kernel(values, out):
+    lane = cuda.threadIdx.x & 31
+    if lane < 20:  # the lanes of a mask that is not full
+        out[cuda.threadIdx.x] = ptx.redux_sync_max_u32(values[cuda.threadIdx.x], 0xFFFFF)
+    else:
+        out[cuda.threadIdx.x] = 7
+
+
+def check_redux(device):
+    """The largest unsigned word of each warp's mask, in all its lanes."""
+    values = np.random.default_rng(0).integers(0, 2**32, 96, dtype=np.uint32)
+    values[40] = 2**32 - 1
+    out = device.array(np.zeros(96, np.uint32))
+    launch(redux_kernel, 1, 96, (device.array(values), out))
+    expected = np.repeat(values.reshape(3, 32)[:, :20].max(axis=1)[:, None], 32, axis=1)
+    expected[:, 20:] = 7
+    np.testing.assert_array_equal(device.host(out), expected.reshape(-1))

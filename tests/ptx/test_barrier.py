@@ -7,7 +7,17 @@ from numba import cuda, uint64
 from minllm import ptx
 from minllm.errors import SimulationError
 from minllm.runtime.kernel import kernel
-from tests.ptx.cases_barrier import PIPELINES, check_elect, check_pipeline, check_turns, make_pipeline_kernel, turns_kernel
+from minllm.sim.engines import using_engine
+from tests.ptx.cases_barrier import (
+    PIPELINES,
+    check_elect,
+    check_pipeline,
+    check_redux,
+    check_turns,
+    make_pipeline_kernel,
+    redux_kernel,
+    turns_kernel,
+)
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES, ids=str)
@@ -23,6 +33,12 @@ def test_one_lane_is_elected(device):
     check_elect(device)
 
 
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_a_warp_reduces_words(device, engine):
+    with using_engine(engine):
+        check_redux(device)
+
+
 def test_machine_code():
     x = np.zeros((1, 64), np.float32)
     compiled = make_pipeline_kernel(2).compile(x, x[0], 1)
@@ -34,6 +50,7 @@ def test_machine_code():
     text = "\n".join(turns.sass())
     assert "BAR.SYNC" in text and "BAR.ARV" in text and "ELECT" in text
     assert (turns.spill_bytes, turns.stack_bytes) == (0, 0)
+    assert "REDUX.MAX" in "\n".join(redux_kernel.compile(*2 * [np.zeros(96, np.uint32)]).sass())
 
 
 MISTAKES = [

@@ -2,35 +2,42 @@
 
 import numpy as np
 
-from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, check_array
+from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.runtime.kernel import check
+from minllm.tiles.warp import WARP
 
 FLOAT32 = (np.dtype(np.float32),)
 
 
-def check_gate_up(x, expert_ids, gate_up, out, dtypes=FLOAT_DTYPES):
-    """((T, k), H, I) of x [T, H], expert_ids [T, k], gate_up [E * 2 * I, H] and out [T * k, I], or raise KernelArgumentError."""
-    check_array("x", x, dtypes, tokens=None, hidden=None)
+def check_gate_up(x, logits, gate_up, out):
+    """((T, E, k), H, I) of x [T, H], logits [T, E], gate_up [E * 2 * I, H] and out [T * k, I], or raise KernelArgumentError."""
+    check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
     tokens, hidden = x.shape
-    check_array("expert_ids", expert_ids, INDEX_DTYPES, tokens=tokens, chosen=None)
-    check_array("out", out, (x.dtype,), pairs=tokens * expert_ids.shape[1], intermediate=None)
-    check_array("gate_up", gate_up, (x.dtype,), experts_gate_and_up=None, hidden=hidden)
-    check_stack("gate_up", gate_up, 2 * out.shape[1])
-    return expert_ids.shape, hidden, out.shape[1]
+    check_array("out", out, (x.dtype,), pairs=None, intermediate=None)
+    sizes = check_choice(logits, tokens, out.shape[0])
+    check_array("gate_up", gate_up, (x.dtype,), experts_gate_and_up=2 * sizes[1] * out.shape[1], hidden=hidden)
+    return sizes, hidden, out.shape[1]
 
 
-def check_down(activated, expert_ids, weights, down, out, residual=None, dtypes=FLOAT_DTYPES):
-    """((T, k), H, I) of activated [T * k, I], expert_ids, weights [T, k], down [E * H, I], out, residual [T, H], or raise as above."""
-    check_array("out", out, dtypes, tokens=None, hidden=None)
+def check_down(activated, logits, down, out, residual):
+    """((T, E, k), H, I) of activated [T * k, I], logits [T, E], down [E * H, I], out, residual [T, H], or raise as above."""
+    check_array("out", out, FLOAT_DTYPES, tokens=None, hidden=None)
     tokens, hidden = out.shape
-    check_array("expert_ids", expert_ids, INDEX_DTYPES, tokens=tokens, chosen=None)
-    check_array("weights", weights, FLOAT32, tokens=tokens, chosen=expert_ids.shape[1])
-    check_array("activated", activated, (out.dtype,), pairs=tokens * expert_ids.shape[1], intermediate=None)
-    check_array("down", down, (out.dtype,), experts_hidden=None, intermediate=activated.shape[1])
-    check_stack("down", down, hidden)
+    check_array("activated", activated, (out.dtype,), pairs=None, intermediate=None)
+    sizes = check_choice(logits, tokens, activated.shape[0])
+    check_array("down", down, (out.dtype,), experts_hidden=sizes[1] * hidden, intermediate=activated.shape[1])
     if residual is not None:
         check_array("residual", residual, (out.dtype,), tokens=tokens, hidden=hidden)
-    return expert_ids.shape, hidden, activated.shape[1]
+    return sizes, hidden, activated.shape[1]
+
+
+def check_choice(logits, tokens, pairs):
+    """(T, E, k) of logits [T, E] and T * k pairs."""
+    check_array("logits", logits, FLOAT32, tokens=tokens, experts=None)
+    experts = logits.shape[1]
+    most, whole = min(experts, WARP), tokens > 0 and pairs % tokens == 0
+    check(whole and 1 <= pairs // tokens <= most, f"{pairs} pairs of {tokens} tokens: each token takes 1 to {most} experts")
+    return tokens, experts, pairs // tokens
 
 
 def check_stack(name, weight, rows):

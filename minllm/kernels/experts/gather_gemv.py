@@ -3,11 +3,15 @@
     activated[t, i] = silu(gate_e x_t) * (up_e x_t)                e = expert_ids[t, i]
     out[t] = sum over i of weights[t, i] * down_e activated[t, i]   (+ residual[t])
 
-One token takes k of E experts, 6 k H I FLOPs on 3 k H I weights: 2 FLOPs per weight, so it is memory-bound, as a GEMV is. Its rows of
-weight are known only when the router's kernel has ended; from then on as many loads as registers hold are in flight.
+One token takes k of E experts, 6 k H I FLOPs on 3 k H I weights: 2 FLOPs per weight, so it is memory-bound, as a GEMV is. But its rows of
+weight are known only when the router's logits are, and while nobody reads weights the memory idles. So no kernel of its own chooses
+experts: each block does, with one warp (choice.py), and then keeps as many loads in flight as registers hold.
 
-    gate and up   a warp takes a feature of one pair (t, i): the row of the gate and that of up
+    gate and up   a warp takes FEATURES features of one pair (t, i): of each the row of the gate and that of up
     down          a warp takes a feature of one token, and reads that row in all k experts: their sum needs no other kernel
+
+Down starts while gate and up still run: it chooses the experts again and loads their weights, and only then waits for `activated`. Its
+logits are safe to read because gate and up let it start after they have waited for the router.
 
 An RMSNorm of x before gate and up is fused in, as in the GEMV of one matrix: a warp multiplies by x * norm, accumulates the squares of x,
 and divides its two sums by the root of their mean.
@@ -29,28 +33,29 @@ from numba.cuda import libdevice
 
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.experts.arguments import check_down, check_gate_up
+from minllm.kernels.experts.choice import make_choice, make_weights
 from minllm.kernels.matmul.arguments import check_norm
 from minllm.kernels.matmul.gemv.sums import DOT_OF_WORDS, SCALED_DOT_OF_WORDS
 from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
-from minllm.ptx import load_128, load_128_streaming
+from minllm.ptx import griddepcontrol_launch_dependents, griddepcontrol_wait, load_128, load_128_streaming
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP, warp_sum
 
-WARPS = 4
+WARPS, FEATURES = 4, 2  # of a block, and of a warp
 MOST_TOKENS = 4  # more tokens share so many experts that the grouped GEMM reads less
-LOADS_OF_GATE_AND_UP, LOADS_OF_DOWN = 8, 12  # 16-byte loads of weight in flight per lane, at most
+LOADS_OF_GATE_AND_UP, LOADS_OF_DOWN = 8, 24  # 16-byte loads of weight in flight per lane, at most
+MOST_TOGETHER = 8  # experts of which a warp reads rows at once
 
 
-def make_dots(k: int, rows: int, loads: int, dtype: str, vectorized: bool, one_x: bool):
+def make_dots(k: int, rows: int, loads: int, dtype: str, vectorized: bool, one_x: bool, waits: bool = False):
     """The device function total[r] += (a row of x) . (the r-th row of weight), over this lane's elements, for `rows` rows of k elements.
 
     loads: 16-byte loads of weight in flight. one_x: all rows of weight multiply the same row of x, times `norm` unless it is None;
-    total[rows] += its sum of squares then.
+    total[rows] += its sum of squares then. waits: x may not be written yet, so wait for it after issuing the loads of weight.
     """
     if not vectorized:
-        return make_dots_by_element(k, rows)
+        return make_dots_by_element(k, rows, one_x, waits)
     width = VECTOR_BYTES // np.dtype(dtype).itemsize
     warp_step = WARP * width  # elements of a row per load of a warp
     unroll = max(1, min(loads // rows, ceil_div(k, warp_step)))
@@ -67,6 +72,8 @@ def make_dots(k: int, rows: int, loads: int, dtype: str, vectorized: bool, one_x
                         w = load_128_streaming(weight, starts[r] + first + u * warp_step)
                         for word in range(4):
                             words[(u * rows + r) * 4 + word] = w[word]
+            if waits:
+                griddepcontrol_wait()
             cuda.syncwarp()  # keeps the compiler from moving each load down to its first use, see gemv/sums.py
             for u in range(unroll):
                 if first + u * warp_step < k:
@@ -87,14 +94,16 @@ def make_dots(k: int, rows: int, loads: int, dtype: str, vectorized: bool, one_x
     return dots
 
 
-def make_dots_by_element(k: int, rows: int):
+def make_dots_by_element(k: int, rows: int, one_x: bool, waits: bool):
     """make_dots for rows that are no whole vectors."""
 
     @cuda.jit(device=True)
     def dots(x, x_starts, norm, weight, starts, total, lane):
+        if waits:
+            griddepcontrol_wait()
         for element in range(lane, k, WARP):
             for r in range(rows):
-                value = float32(x[int64(x_starts[r] // k), element])
+                value = float32(x[int64(x_starts[0 if one_x else r] // k), element])
                 if norm is not None:
                     if r == 0:
                         total[rows] += value * value
@@ -105,61 +114,76 @@ def make_dots_by_element(k: int, rows: int):
 
 
 @functools.cache
-def gate_up_gemv_kernel(hidden: int, chosen: int, dtype: str, vectorized: bool):
-    """The kernel for x of `hidden` elements of `dtype` and `chosen` experts per token."""
-    dots = make_dots(hidden, 2, LOADS_OF_GATE_AND_UP, dtype, vectorized, one_x=True)
+def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, vectorized: bool):
+    """The kernel for x of `hidden` elements of `dtype` and `chosen` of `experts` experts per token."""
+    rows = 2 * FEATURES  # a gate and an up per feature
+    sums = rows + 1  # and the squares of x
+    dots, choose = make_dots(hidden, rows, LOADS_OF_GATE_AND_UP, dtype, vectorized, one_x=True), make_choice(experts, chosen)
 
     @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
-    def gate_up_gemv_kernel(x, norm, expert_ids, gate_up, out, epsilon):
-        """x [T, H], norm [H] or None, expert_ids [T, k], gate_up [E * 2 * I, H], out [T * k, I]; grid: pairs, features."""
-        wait_for_predecessors()
+    def gate_up_gemv_kernel(x, norm, logits, gate_up, out, epsilon):
+        """x [T, H], norm [H] or None, logits [T, E], gate_up [E * 2 * I, H], out [T * k, I]; grid: pairs, features."""
+        griddepcontrol_wait()
+        griddepcontrol_launch_dependents()
         lane, warp = int32(cuda.threadIdx.x) % WARP, int32(cuda.threadIdx.x) // WARP
-        pair, feature = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y) * WARPS + warp
+        pair, first = int32(cuda.blockIdx.x), (int32(cuda.blockIdx.y) * WARPS + warp) * FEATURES
         inner, token = int32(out.shape[1]), pair // chosen
-        if feature >= inner:
+        expert_ids = cuda.shared.array(chosen, int32)
+        if warp == 0:
+            choose(logits, token, expert_ids, lane)
+        cuda.syncthreads()
+        if first >= inner:
             return
-        gate = int64(expert_ids[token, pair % chosen]) * 2 * inner + feature
-        starts, x_starts = cuda.local.array(2, int64), cuda.local.array(2, int64)
-        starts[0], starts[1] = gate * hidden, (gate + inner) * hidden
-        x_starts[0] = x_starts[1] = int64(token) * hidden
-        total = cuda.local.array(3, float32)
-        total[0], total[1], total[2] = float32(0), float32(0), float32(0)
+        gate = int64(expert_ids[pair % chosen]) * 2 * inner
+        starts, x_starts = cuda.local.array(rows, int64), cuda.local.array(1, int64)
+        total = cuda.local.array(sums, float32)
+        x_starts[0], total[rows] = int64(token) * hidden, float32(0)
+        for r in range(rows):
+            starts[r] = (gate + (r & 1) * inner + min(first + r // 2, inner - 1)) * hidden
+            total[r] = float32(0)
         dots(x, x_starts, norm, gate_up, starts, total, lane)
-        value, up = warp_sum(total[0]), warp_sum(total[1])
+        inverse_rms = float32(1)
         if norm is not None:
-            inverse_rms = libdevice.rsqrtf(warp_sum(total[2]) * float32(1 / hidden) + epsilon)
-            value, up = value * inverse_rms, up * inverse_rms
-        if lane == 0:
-            out[pair, feature] = value * sigmoid(value) * up
+            inverse_rms = libdevice.rsqrtf(warp_sum(total[rows]) * float32(1 / hidden) + epsilon)
+        for feature in range(FEATURES):
+            value, up = warp_sum(total[2 * feature]) * inverse_rms, warp_sum(total[2 * feature + 1]) * inverse_rms
+            if lane == 0 and first + feature < inner:
+                out[pair, first + feature] = value * sigmoid(value) * up
 
     return gate_up_gemv_kernel
 
 
 @functools.cache
-def down_gemv_kernel(inner: int, chosen: int, dtype: str, vectorized: bool):
+def down_gemv_kernel(inner: int, experts: int, chosen: int, dtype: str, vectorized: bool):
     """The kernel for experts with `inner` elements of `dtype` between up and down, `chosen` of them per token."""
-    together = max(count for count in (1, 2, 3, 4) if chosen % count == 0)  # experts that a warp reads at once
-    dots = make_dots(inner, together, LOADS_OF_DOWN, dtype, vectorized, one_x=False)
+    together = max(count for count in range(1, MOST_TOGETHER + 1) if chosen % count == 0)
+    dots = make_dots(inner, together, LOADS_OF_DOWN, dtype, vectorized, one_x=False, waits=True)
+    choose, weigh = make_choice(experts, chosen), make_weights(experts, chosen)
 
     @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
-    def down_gemv_kernel(activated, expert_ids, weights, down, residual, out):
-        """activated [T * k, I], expert_ids, weights [T, k], down [E * H, I], residual None or as out [T, H]; grid: tokens, features."""
-        wait_for_predecessors()
+    def down_gemv_kernel(activated, logits, normalized, down, residual, out):
+        """activated [T * k, I], logits [T, E], down [E * H, I], residual None or as out [T, H]; grid: tokens, features."""
+        griddepcontrol_launch_dependents()
         lane, warp = int32(cuda.threadIdx.x) % WARP, int32(cuda.threadIdx.x) // WARP
         token, feature = int32(cuda.blockIdx.x), int32(cuda.blockIdx.y) * WARPS + warp
         hidden = out.shape[1]
+        expert_ids, weights = cuda.shared.array(chosen, int32), cuda.shared.array(chosen, float32)
+        if warp == 0:
+            choose(logits, token, expert_ids, lane)
+            weigh(logits, token, normalized, expert_ids, weights, lane)
+        cuda.syncthreads()
         if feature >= hidden:
             return
         starts, x_starts = cuda.local.array(together, int64), cuda.local.array(together, int64)
         total, weighted = cuda.local.array(together, float32), float32(0)
         for first in range(0, chosen, together):
             for r in range(together):
-                starts[r] = (int64(expert_ids[token, first + r]) * hidden + feature) * inner
+                starts[r] = (int64(expert_ids[first + r]) * hidden + feature) * inner
                 x_starts[r] = (int64(token) * chosen + first + r) * inner
                 total[r] = float32(0)
             dots(activated, x_starts, None, down, starts, total, lane)
             for r in range(together):
-                weighted += weights[token, first + r] * total[r]
+                weighted += weights[first + r] * total[r]
         weighted = warp_sum(weighted)
         if lane == 0:
             if residual is not None:
@@ -169,28 +193,29 @@ def down_gemv_kernel(inner: int, chosen: int, dtype: str, vectorized: bool):
     return down_gemv_kernel
 
 
-def gate_up_gemv(x, expert_ids, gate_up, out, norm=None, epsilon=0.0, stream=None) -> None:
-    """Write silu(x @ gate_e.T) * (x @ up_e.T) of each token's experts e into `out` [T * k, I], in the order of expert_ids.
+def gate_up_gemv(x, logits, gate_up, out, norm=None, epsilon=0.0, stream=None) -> None:
+    """Write silu(x @ gate_e.T) * (x @ up_e.T) of each token's experts e into `out` [T * k, I], from the largest logit down.
 
-    x [T, H], expert_ids int32 [T, k], gate_up [E * 2 * I, H]: gate, then up, of each expert. norm [H] and epsilon: use the RMSNorm of x in
-    place of x, in float32. x, gate_up, norm and out share one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for anything
-    else.
+    x [T, H], logits float32 [T, E] of the router, gate_up [E * 2 * I, H]: gate, then up, of each expert. norm [H] and epsilon: use the
+    RMSNorm of x in place of x, in float32. x, gate_up, norm and out share one dtype: float32, float16 or bfloat16. Raises
+    KernelArgumentError for anything else.
     """
-    (tokens, chosen), hidden, inner = check_gate_up(x, expert_ids, gate_up, out)
+    (tokens, experts, chosen), hidden, inner = check_gate_up(x, logits, gate_up, out)
     check_norm(norm, x)
     vectorized = vectors_per_row(hidden, x, gate_up, *(() if norm is None else (norm,))) > 0
-    chosen_kernel = gate_up_gemv_kernel(hidden, chosen, x.dtype.name, vectorized)
-    arguments = (x, norm, expert_ids, gate_up, out, float(epsilon))
-    launch(chosen_kernel, (tokens * chosen, ceil_div(inner, WARPS)), WARPS * WARP, arguments, stream)
+    chosen_kernel = gate_up_gemv_kernel(hidden, experts, chosen, x.dtype.name, vectorized)
+    arguments = (x, norm, logits, gate_up, out, float(epsilon))
+    launch(chosen_kernel, (tokens * chosen, ceil_div(inner, WARPS * FEATURES)), WARPS * WARP, arguments, stream)
 
 
-def down_gemv(activated, expert_ids, weights, down, out, residual=None, stream=None) -> None:
+def down_gemv(activated, logits, normalized, down, out, residual=None, stream=None) -> None:
     """Write the weighted sum of each token's experts, activated @ down_e.T, into `out` [T, H], plus residual [T, H] if given.
 
-    activated [T * k, I], in the order of expert_ids int32 [T, k]; weights float32 [T, k]; down [E * H, I]. The others share one dtype:
-    float32, float16 or bfloat16; residual may be `out`. Raises KernelArgumentError for anything else.
+    activated [T * k, I], from the largest logit down; logits float32 [T, E]; normalized: as in route(); down [E * H, I]. The others share
+    one dtype: float32, float16 or bfloat16; residual may be `out`. The kernel before this one on the stream may still run: it must be
+    gate_up_gemv, or not the one that writes the logits. Raises KernelArgumentError for anything else.
     """
-    (tokens, chosen), hidden, inner = check_down(activated, expert_ids, weights, down, out, residual)
-    chosen_kernel = down_gemv_kernel(inner, chosen, activated.dtype.name, vectors_per_row(inner, activated, down) > 0)
-    arguments = (activated, expert_ids, weights, down, residual, out)
+    (tokens, experts, chosen), hidden, inner = check_down(activated, logits, down, out, residual)
+    chosen_kernel = down_gemv_kernel(inner, experts, chosen, activated.dtype.name, vectors_per_row(inner, activated, down) > 0)
+    arguments = (activated, logits, int(normalized), down, residual, out)
     launch(chosen_kernel, (tokens, ceil_div(hidden, WARPS)), WARPS * WARP, arguments, stream)

@@ -1,12 +1,14 @@
-"""Instructions in which threads of a fibre meet others: mbarriers, named barriers, cluster barriers, setmaxnreg, elect.sync, fences."""
+"""Instructions in which threads of a fibre meet others: mbarriers, named barriers, cluster barriers, setmaxnreg, elect.sync,
+redux.sync, fences."""
 
 import numpy as np
 
-from minllm.ptx import barrier, cluster, fence, register
+from minllm.ptx import barrier, cluster, fence, reduction, register
 from minllm.ptx.lanes.form import in_lanes
 from minllm.sim.asynchrony import fence_mbarriers, meet, state
 from minllm.sim.lanes.faults import Fault, NotInLanes
-from minllm.sim.lanes.warps import votes
+from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.lanes.warps import check_members, votes
 from minllm.sim.mbarrier import mbarrier_at
 from minllm.sim.registers import resize
 
@@ -121,6 +123,17 @@ def elect_sync(lanes, members):
     """1 in the first lane of each warp's mask, 0 in its other lanes."""
     first = votes(lanes, members, True)
     return ((first & -first) >> lanes.laneid & 1).astype(np.int64)
+
+
+@in_lanes(reduction.redux_sync_max_u32)
+def redux_sync_max_u32(lanes, value, members):
+    """The largest value of each warp's mask."""
+    check_members(lanes, members)
+    value = value if type(value) is VECTOR else np.full(lanes.size, value)
+    largest = np.zeros(lanes.warps, np.int64)
+    here = slice(None) if lanes.mask is None else lanes.mask
+    np.maximum.at(largest, lanes.warp_of[here], value[here].astype(np.int64))
+    return largest[lanes.warp_of]
 
 
 @in_lanes(fence.fence_proxy_async, threads=True)
