@@ -30,12 +30,13 @@ def lookup_reference(tokens: np.ndarray, count: int, longest: int, shortest: int
     """`count` drafts after these tokens, int32 [count], or int32 [0] if there is no match."""
     length = len(tokens)
     for matched in range(min(longest, length - 1), shortest - 1, -1):
-        for end in range(length - 1, matched - 1, -1):
-            if np.array_equal(tokens[end - matched : end], tokens[length - matched :]):
-                text = list(tokens)
-                for i in range(count):
-                    text.append(text[end + i])
-                return np.array(text[length:], np.int32)
+        earlier = np.lib.stride_tricks.sliding_window_view(tokens[:-1], matched)
+        begins = np.flatnonzero((earlier == tokens[length - matched :]).all(axis=1))
+        if len(begins):
+            text, end = list(tokens), begins[-1] + matched
+            for i in range(count):
+                text.append(text[end + i])
+            return np.array(text[length:], np.int32)
     return np.empty(0, np.int32)
 
 
