@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from minllm.machine.collector import collect_rarely
 from minllm.machine.numba_cuda import HAS_NUMBA_CUDA
@@ -23,6 +24,10 @@ OF_CUDA = """bench/test_ceilings.py compile/test_inspect.py runtime/test_compile
     tiles/test_hopper_vocabulary.py""".split()
 
 collect_rarely()
+
+# What a time limit of hypothesis finds on a machine with other work is that work.
+settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any load")
 
 
 class NeedsNumbaCuda(pytest.Module):
