@@ -162,5 +162,5 @@ $(DOCS_STAMP): | $(MADE)
 
 $(LESSONS_STAMP): | $(MADE)
 	@echo "Installing what the lessons need into $(VENV), once"
-	$(INSTALL) --editable '.[lessons,serve$(if $(CUDA),$(comma)$(CUDA))]'
+	$(INSTALL) --editable '.[lessons$(if $(CUDA),$(comma)$(CUDA))]'
 	@touch $@

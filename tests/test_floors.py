@@ -14,7 +14,7 @@ import minllm
 PACKAGE = Path(minllm.__file__).parent
 FLOORS = (  # bottom to top; some have no modules yet
     *("errors", "machine", "sim", "figures", "runtime", "ptx", "tiles", "kernels", "weights", "catalogue", "ops", "cache", "models"),
-    *("nano", "costs", "parallel", "engine", "post_training", "planning", "bench", "course", "server", "cli", "__main__"),
+    *("nano", "costs", "parallel", "engine", "post_training", "planning", "bench", "server", "course", "cli", "__main__"),
 )
 # Exceptions. {(importing module, imported module): reason}
 UPWARD: dict[tuple[str, str], str] = {}

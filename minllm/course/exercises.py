@@ -39,6 +39,7 @@ LADDERS = {
     "int4_matmul": "matmul.int4",
     "speculation": "speculation.accept",
     "several_gpus": "all_reduce.one_shot",
+    "serving": "serving.admits",
     "experts": "experts.sort",
 }
 NAMES = tuple(name for names in LADDERS.values() for name in names.split())

@@ -24,7 +24,9 @@ class DeadlineAdmission:
 
     def admits(self, total: int, deadline: float | None) -> bool:
         """Whether a new completion will end within `deadline`, None for no limit. total: open completions, the new one among them."""
+        # exercise: serving.admits
         if deadline is None or self.seconds is None:
             return True
         ahead = max(0, total - self.places)
         return self.seconds * (1 + ahead / self.places) <= deadline
+        # end exercise

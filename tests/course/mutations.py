@@ -24,6 +24,14 @@ def of(exercise, *changes):
 
 MUTATIONS = [
     *of(
+        "serving.admits",
+        ("deadline is None or self.seconds is None", "deadline is None", "nothing is known", ""),
+        ("max(0, total - self.places)", "total - self.places", "a free place", "nobody waits less than nothing"),
+        ("(1 + ahead / self.places)", "(1 + ahead)", "behind others", "divide the number ahead by the places"),
+        ("(1 + ahead / self.places)", "1", "behind others", "the wait is left out"),
+        ("(1 + ahead / self.places)", "(ahead / self.places)", "a free place", "still takes self.seconds"),
+    ),
+    *of(
         "all_reduce.one_shot",
         ("        meet(signals, 0, rank, epoch, fault, limit)\n", "", "one vector, two ranks", "race on global memory"),
         ("            copy_vector(x, i * width, staging[rank], half + 4 * i)",

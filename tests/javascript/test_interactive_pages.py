@@ -211,7 +211,7 @@ def test_flash_attention_steps_by_keyboard_to_the_plain_softmax(open_page):
     assert page.evaluate("document.activeElement.id") == "last"
 
 
-EXPLORED = ["calculator", "roofline", "hardware-and-cost", "speculative-decoding", "experts"]
+EXPLORED = ["calculator", "roofline", "hardware-and-cost", "serving-load", "speculative-decoding", "experts"]
 PICTURES = ["flash-attention-tiles", "batching", "warp-accesses", "pipeline", "split-waves", "step-timeline", "weight-codes"]
 
 
@@ -303,6 +303,16 @@ def test_policies_share_the_arrivals_of_the_page_about_batching(open_page):
     for _ in range(4):
         page.keyboard.press("ArrowLeft")
     assert page.inner_text("output[for=budget]") == "128" and page.inner_text(".verdict") != before
+
+
+def test_recorded_requests_are_shown_one_by_one(open_page):
+    page = open_page("serving-load", "?load=2")
+    assert page.locator(".picture rect, .picture circle").count() == 48 and "0 of 48 requests are refused" in page.inner_text(".verdict")
+    page.select_option("#server", "at most 4 wait")
+    refused = page.locator(".picture circle").count()
+    assert refused > 0 and f"{refused} of 48 requests are refused" in page.inner_text(".verdict")
+    page.select_option("#server", "two users, one queue")
+    assert page.locator("tbody tr").count() == 8 and "user B" in page.inner_text("tbody")
 
 
 def test_an_index_can_be_edited_and_a_wrong_one_is_explained(open_page):

@@ -131,3 +131,17 @@ def test_a_wrong_field_is_named(http, body, param):
 def test_another_model_is_not_found(http):
     response = post(http, prompt="x", model="gpt-9")
     assert response.status_code == 404 and response.json()["error"]["code"] == "model_not_found"
+
+
+def test_what_vllms_benchmark_client_sends_and_reads(http):
+    """vllm/benchmarks/lib/endpoint_request_func.py: null fields, a chunk per token, and usage in a last chunk without choices."""
+    body = {"model": "bundled", "prompt": PROMPT, "temperature": 0.0, "repetition_penalty": 1.0, "max_tokens": 8, "logprobs": None}
+    body |= {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True, "min_p": None}
+    response = http.post("/v1/completions", json=body, headers={"x-request-id": "bench-1", "authorization": "Bearer none"})
+    *chunks, last = events(response)
+    assert all(isinstance(chunk["choices"][0]["text"], str) for chunk in chunks)
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 8
+    messages = [{"role": "user", "content": [{"type": "text", "text": PROMPT}]}]
+    del body["prompt"], body["max_tokens"]
+    *chunks, last = events(http.post("/v1/chat/completions", json=body | {"messages": messages, "max_completion_tokens": 8}))
+    assert all("delta" in chunk["choices"][0] for chunk in chunks) and last["choices"] == [] and last["usage"]["completion_tokens"] == 8
