@@ -2,7 +2,8 @@
 # make chat   talk with SmolLM2-135M-Instruct, which is downloaded once (93 MB, Apache-2.0), or with MODEL=FILE
 # make serve  serve the bundled model, or MODEL=FILE, over HTTP: OpenAI's API, and a page to chat on
 # make test   run the tests, long lists of cases in part    make docs    build the site into site/
-# make test-all     run all cases of all tests, for whoever changes kernels (about three times as long)
+# make test-all     run all cases of all tests, for whoever changes kernels (about three times as long), clients of others that pip installs,
+#                   and a server under load for 20 minutes
 # make smoke  say in 90 seconds whether this GPU, its driver and this installation work
 # make test-gpu     run the tests that need a GPU, in eight minutes: for whoever changes a kernel
 # make clean  remove .venv and everything that was built

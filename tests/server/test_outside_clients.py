@@ -48,9 +48,12 @@ def installed(tmp_path):
         with open(os.path.join(packages, "tests.pth"), "w", encoding="utf-8") as file:
             file.write(sysconfig.get_paths()["purelib"])
         command = [programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
-        if done.returncode:
-            pytest.skip(f"pip cannot install {requirement}: {done.stderr.strip().splitlines()[-1]}")
+        try:
+            subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+        except subprocess.TimeoutExpired:
+            pytest.skip(f"pip did not install {requirement} within {SECONDS} s")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"pip cannot install {requirement}: {error.stderr.strip().splitlines()[-1]}")
         return programs
 
     return install
@@ -86,18 +89,18 @@ def test_guidellm(installed, served, tmp_path):
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("kind", ["completions", "chat"])
-def test_aiperf(installed, served, tmp_path, kind):
+def test_aiperf(installed, served, tmp_path):
     programs = installed("aiperf")
-    run(
-        programs / "aiperf", "profile", "--model", "bundled", "--url", served.address, "--endpoint-type", kind, "--streaming",
-        "--tokenizer", bundled_model(), "--concurrency", 4, "--request-count", REQUESTS, "--isl", PROMPT, "--osl", TOKENS,
-        "--extra-inputs", "ignore_eos:true", "--artifact-dir", tmp_path / "found", "--ui-type", "none", cwd=tmp_path,
-    )  # fmt: skip
-    [report] = (tmp_path / "found").rglob("profile_export_aiperf.json")
-    found = json.loads(report.read_text(encoding="utf-8"))
-    assert found["request_count"]["avg"] == REQUESTS and found["total_usage_completion_tokens"]["avg"] == REQUESTS * TOKENS
-    assert found["time_to_first_token"]["avg"] > 0 and not found["error_summary"]
+    for kind in ("completions", "chat"):
+        run(
+            programs / "aiperf", "profile", "--model", "bundled", "--url", served.address, "--endpoint-type", kind, "--streaming",
+            "--tokenizer", bundled_model(), "--concurrency", 4, "--request-count", REQUESTS, "--isl", PROMPT, "--osl", TOKENS,
+            "--extra-inputs", "ignore_eos:true", "--artifact-dir", tmp_path / kind, "--ui-type", "none", cwd=tmp_path,
+        )  # fmt: skip
+        [report] = (tmp_path / kind).rglob("profile_export_aiperf.json")
+        found = json.loads(report.read_text(encoding="utf-8"))
+        assert found["request_count"]["avg"] == REQUESTS and found["total_usage_completion_tokens"]["avg"] == REQUESTS * TOKENS
+        assert found["time_to_first_token"]["avg"] > 0 and not found["error_summary"]
 
 
 @pytest.mark.timeout(1500)
