@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-from minllm.bench.kernel_cases.attention import key_value_bytes, prefill_flops
+from minllm.catalogue.attention.benchmarks import key_value_bytes, prefill_flops
 from minllm.catalogue.matmul.products import matmul_bytes, matmul_flops
 from minllm.costs.measured_all_reduces import KERNELS, NCCL, SIZES, measured_times
 from minllm.kernels.all_reduce.choice import choose

@@ -1,6 +1,5 @@
 """A case of the kernel benchmark: inputs, launches, amount of work, and the check of the result."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from minllm.bench.record import Row
-from minllm.catalogue.launch import MICROSECONDS, TB_S, TFLOP_S, TOKENS_US, Measured, on_device
+from minllm.catalogue.launch import MICROSECONDS, TB_S, TFLOP_S, TOKENS_US, Launch, Measured, on_device
 from minllm.catalogue.noise import Noise
 
 BFLOAT16, FLOAT32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
@@ -109,6 +108,37 @@ class KernelCase:
         )  # fmt: skip
 
 
+class RepeatedLaunch:
+    """A launch on arrays of a device. What it allocates at its first call it gets again at all others, as an engine's launches do.
+
+    It is the `ops` of the launch's call.
+    """
+
+    def __init__(self, ops: Any, launch: Launch, arrays: Mapping[str, Any]):
+        self.ops, self.launch, self.arrays, self.stream, self.array = ops, launch, arrays, ops.stream, ops.array
+        self.allocated: list[Any] = []
+        self.asked = 0
+
+    def __call__(self) -> dict[str, Any]:
+        """Launch -> the arrays and the further results."""
+        self.asked = 0
+        return self.launch.run(self, self.arrays)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array with any contents."""
+        return self._once(self.ops.empty, shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Counts, which a launch leaves zeros."""
+        return self._once(self.ops.zeros, shape, dtype)
+
+    def _once(self, allocate: Callable[..., Any], shape: tuple[int, ...], dtype: Any) -> Any:
+        if self.asked == len(self.allocated):
+            self.allocated.append(allocate(shape, dtype))
+        self.asked += 1
+        return self.allocated[self.asked - 1]
+
+
 def case_of(row: Measured) -> KernelCase:
     """The case of a row of the catalogue: its main result is compared with that of the reference, for some of the tokens if it has rows."""
     launch = row.launch
@@ -122,14 +152,16 @@ def case_of(row: Measured) -> KernelCase:
         written = given[name].view(np.uint8) != expected.view(np.uint8) if name in given else np.ones(expected.shape, bool)
         written = written.reshape(*expected.shape, -1).any(axis=-1)  # the elements, of bytes
 
+        first, *others = (RepeatedLaunch(ops, launch, arrays) for arrays in placed)
+
         def launch_first() -> None:
-            found.update(launch.run(ops, placed[0]))
+            found.update(first())
 
         def error(result: np.ndarray) -> float:
-            return relative_error(launch.part({name: result.reshape(-1, *expected.shape[1:])}, tokens)[name][written], expected[written])
+            rows = result.reshape(-1, *expected.shape[1:])
+            return relative_error((rows[tokens] if name in launch.rows else rows)[written], expected[written])
 
-        launches = [launch_first, *(functools.partial(launch.call, ops, **arrays) for arrays in placed[1:])]
-        return Prepared(launches, placed, lambda: ops.to_host(found[name]), error)
+        return Prepared([launch_first, *others], placed, lambda: ops.to_host(found[name]), error)
 
     def default(value: int | None) -> int:
         return launch.bytes if value is None else value

@@ -74,7 +74,7 @@ def attention_peer(inputs: Sequence[Mapping[str, Any]], backend: SDPBackend) -> 
     """scaled_dot_product_attention by one backend: causal for prompts, over all keys for a single new token."""
     sets = []
     for arrays in inputs:
-        sequences, context = arrays["block_tables"].shape[0], arrays["context"]
+        sequences, context = arrays["block_tables"].shape[0], int(as_torch(arrays["context_lens"]).max())
         query = as_torch(arrays["query"])  # [sequences * tokens, heads, d]
         query = query.unflatten(0, (sequences, -1)).transpose(1, 2).contiguous()  # [sequences, heads, tokens, d]
         tables = as_torch(arrays["block_tables"])

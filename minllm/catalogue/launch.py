@@ -78,10 +78,11 @@ class Launch:
     reference(**arrays): {name: contents of every array that the launch writes}, computed on the host; the first is the main result. It
     leaves its arguments as they are. moved: of the launch's kernel, or {name of a kernel: Moved}; where it depends on the contents of
     arrays, a function of them. indices: arrays, by the kernel's names, that formulas leave out. rows: names of arrays with a row for every
-    token, so that a part of the tokens can be checked. scratch: arrays that it may leave with any contents. exact: results, all or these,
-    are the reference's bits. slack: what results may differ by besides the rounding of their dtype, in terms of the largest one, or of each
-    and of 1 if elementwise; None: 3e-6. lost: what the tensor cores of GPUs lose besides. counted: it takes part in `one_per_kernel` even
-    where an earlier launch has its kernel. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
+    token, so that a part of the tokens can be checked; alone(tokens, **arrays): other arrays, by name, with which the reference computes
+    this part. scratch: arrays that it may leave with any contents. exact: results, all or these, are the reference's bits. slack: what
+    results may differ by besides the rounding of their dtype, in terms of the largest one, or of each and of 1 if elementwise; None: 3e-6.
+    lost: what the tensor cores of GPUs lose besides. counted: it takes part in `one_per_kernel` even where an earlier launch has its
+    kernel. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
     """
 
     arrays: Callable[[Any], dict[str, Any]]
@@ -90,6 +91,7 @@ class Launch:
     moved: Moved | Mapping[str, Moved] | Callable[..., Moved | Mapping[str, Moved]]
     indices: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    alone: Callable[..., dict[str, Any]] | None = None
     scratch: tuple[str, ...] = ()
     exact: bool | tuple[str, ...] = False
     slack: float | None = None
@@ -125,7 +127,8 @@ class Launch:
 
     def part(self, arrays: Mapping[str, Any], tokens: np.ndarray) -> dict[str, Any]:
         """The arrays with the rows of these tokens alone."""
-        return {name: each_array(array, lambda one: one[tokens]) if name in self.rows else array for name, array in arrays.items()}
+        found = {name: each_array(array, lambda one: one[tokens]) if name in self.rows else array for name, array in arrays.items()}
+        return found | (self.alone(tokens, **arrays) if self.alone else {})
 
     def run(self, ops: Any, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Launch on arrays of a device -> these and the further results."""

@@ -22,9 +22,10 @@ from minllm.bench.kernel_case import (
     rounded,
     some_of,
 )
-from minllm.bench.kernel_cases import STAGES, attention, kernel_cases
+from minllm.bench.kernel_cases import STAGES, kernel_cases
 from minllm.bench.record import Row
 from minllm.bench.timing import REPLAY_BELOW, input_sets, median_seconds
+from minllm.catalogue.attention import benchmarks
 from minllm.catalogue.matmul.products import matmul_bytes, matmul_flops
 from minllm.catalogue.noise import Noise
 from minllm.catalogue.sampling import RULES
@@ -122,11 +123,6 @@ def test_a_rival_of_our_own_is_measured_in_turn():
     case = replace(case, prepare=lambda *_: prepared)
     row = kernels.KernelBench(None, FakeClock(2e-3), 1, CEILINGS).row(case)
     assert (row.peer, row.ratio, row.value, row.peer_value, row.unit) == ("another", 1.0, 131.1, 131.1, TOKENS_US)
-
-
-def test_no_two_sequences_have_a_block_in_common():
-    tables = attention.block_tables_of(np.random.default_rng(0), sets=2, sequences=3, blocks=5)
-    assert tables.shape == (2, 3, 5) and np.array_equal(np.unique(tables), np.arange(2 * 3 * 5))
 
 
 def test_arrays_of_the_glue_are_larger_than_any_cache():
@@ -314,5 +310,5 @@ def test_samples_hold_both_ends():
 
 def test_counts_of_the_formulas():
     assert matmul_flops(2, 3, 5) == 60 and matmul_bytes(2, 3, 5, 2) == 62
-    assert attention.prefill_flops(2, 3, 4, 8) == 4 * 4 * 8 * 2 * 6
-    assert attention.key_value_bytes(2, 3, 4, 8, 2) == 768
+    assert benchmarks.prefill_flops(2, 3, 4, 8) == 4 * 4 * 8 * 2 * 6
+    assert benchmarks.key_value_bytes(2, 3, 4, 8, 2) == 768

@@ -4,37 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.bench.kernel_case import FLOAT32, case_of
-from minllm.bench.kernel_cases import attention, quantized_attention, quantized_prefill, window_attention
+from minllm.bench.kernel_case import case_of
+from minllm.bench.kernel_cases import quantized_attention, quantized_prefill, window_attention
 from minllm.catalogue import measured_launches, small_launches
 from minllm.catalogue.matmul.quantized_measured import row as quantized_row
-from minllm.kernels.attention import VARIANTS as ATTENTION
 
 TINY_HEADS = dict(heads=4, kv_heads=2, head_dim=16)
 TINY_CASES = [
-    attention.prefill_case("materialized", 2, 5, **TINY_HEADS),
-    attention.prefill_case("flash_attention_1", 1, 17, **TINY_HEADS),
-    attention.prefill_case("flash_attention_2", 2, 5, **TINY_HEADS),
-    attention.prefill_case("flash_attention_2_float32", 1, 5, **TINY_HEADS, dtype=FLOAT32),
-    attention.prefill_case("flash_attention_3", 2, 5, **TINY_HEADS),
-    attention.prefill_case("flash_attention_3", 2, 5, **TINY_HEADS, contiguous=True),
-    attention.decode_case("split_kv", 2, 20, **TINY_HEADS),
-    attention.decode_case("split_tensor_core", 2, 20, **TINY_HEADS),
-    attention.decode_case("split_tensor_core", 2, 24, **TINY_HEADS, layout="contiguous"),
-    attention.decode_case("split_tensor_core", 3, 40, **TINY_HEADS, layout="ragged"),
-    attention.decode_case("split_tensor_core", 3, 40, **TINY_HEADS, layout="ragged contiguous"),
-    attention.decode_case("split_unified_maximum", 2, 20, **TINY_HEADS),
     quantized_attention.quantized_decode_case("int8", 1, 20, heads=4, kv_heads=2, head_dim=16),
     quantized_attention.quantized_decode_case("fp8_e4m3", 2, 20, heads=4, kv_heads=1, head_dim=16, layout="ragged"),
-    attention.soft_capped_case(2, 5, 5, **TINY_HEADS),
-    attention.soft_capped_case(2, 1, 20, **TINY_HEADS),
     window_attention.window_case("int8", 1, 64, 1, heads=2, kv_heads=1, head_dim=16, window=32),
     window_attention.window_case("kivi_int4", 1, 64, 3, heads=1, kv_heads=1, head_dim=32, window=32),
     quantized_prefill.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
 ]
-# A tiny case for each variant that has none above.
-COVERED = {case.variant for case in TINY_CASES}
-TINY_CASES += [attention.default_case(name, 5, 20, **TINY_HEADS) for name in ATTENTION.names() if name not in COVERED]
 
 
 def tiny(launch):

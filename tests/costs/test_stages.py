@@ -3,8 +3,8 @@
 import pytest
 
 from minllm import costs
-from minllm.bench.kernel_cases import attention
 from minllm.catalogue import activation, embedding, normalization
+from minllm.catalogue.attention import benchmarks
 from minllm.catalogue.rows import BFLOAT16
 from minllm.costs.parallel import degrees
 from minllm.costs.stages import visible_pairs
@@ -39,9 +39,9 @@ def test_an_activation_moves_what_its_kernel_counts():
 
 def test_attention_computes_and_reads_what_its_benchmark_counts():
     one = stages()["attention"]
-    assert one.flops == LAYERS * attention.prefill_flops(1, TOKENS, 32, 128)
+    assert one.flops == LAYERS * benchmarks.prefill_flops(1, TOKENS, 32, 128)
     step = {stage.name: stage for stage in costs.decode_stages(CONFIG, batch=5, context=129)}["attention"]
-    assert step.kv_bytes == LAYERS * attention.key_value_bytes(5, 129, 8, 128, 2)
+    assert step.kv_bytes == LAYERS * benchmarks.key_value_bytes(5, 129, 8, 128, 2)
 
 
 @pytest.mark.parametrize("config", [CONFIG, GPT2], ids=["llama", "gpt2"])

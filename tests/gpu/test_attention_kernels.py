@@ -1,6 +1,4 @@
-"""Attention on a GPU: the simulator's cases, prompts and contexts of real sizes, and caches of over 2**31 elements."""
-
-import dataclasses
+"""Attention on a GPU, besides the catalogue: the simulator's cases, contexts of real sizes, and caches of over 2**31 elements."""
 
 import ml_dtypes
 import numpy as np
@@ -8,20 +6,11 @@ import pytest
 
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.workspace import make_workspace
-from minllm.kernels.attention.first_rungs import flash_attention_1, materialized
-from minllm.kernels.attention.flash_attention_2 import flash_attention_2
-from minllm.kernels.attention.flash_attention_3 import flash_attention_3
 from minllm.kernels.attention.reference import attention_reference
-from minllm.kernels.attention.split_kv import split_kv
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core import unified_maximum as split_unified_maximum
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import (
-    BFLOAT16,
-    FLOAT32_CASES,
-    FLOAT32_TILES,
-    HOPPER_CASES,
-    LADDER_CASES,
     RAGGED_CASES,
     REAL_DECODES,
     REAL_PROMPTS,
@@ -30,75 +19,11 @@ from tests.kernels.attention.case_lists import (
     STRIDED_CASES,
     TENSOR_COPY_CASES,
     TENSOR_COPY_OPTIONS,
-    TENSOR_CORE_CASES,
-    TILE_SHAPE_CASES,
-    TILE_SHAPES,
-    TILES,
     in_16_bits,
 )
-from tests.kernels.attention.cases import AttentionCase, run_variant
+from tests.kernels.attention.cases import run_variant
 from tests.kernels.attention.test_split_cluster import CASES as CLUSTER_CASES
 from tests.kernels.attention.test_split_cluster import run_clusters
-
-
-@pytest.mark.covering("module + case.dtype", "case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
-@pytest.mark.parametrize("case", REAL_PROMPTS + REAL_DECODES + LADDER_CASES, ids=str)
-@pytest.mark.parametrize("module", [materialized, flash_attention_1], ids=["materialized", "flash_attention_1"])
-def test_first_rungs(device, module, case):
-    run_variant(device, module, case)
-
-
-@pytest.mark.covering("case.dtype + case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
-@pytest.mark.parametrize("case", REAL_PROMPTS + REAL_DECODES + LADDER_CASES + TENSOR_CORE_CASES + FLOAT32_CASES, ids=str)
-def test_flash_attention_2(device, case):
-    run_variant(device, flash_attention_2, case)
-
-
-@pytest.mark.covering("case.dtype", "case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
-@pytest.mark.parametrize("case", TENSOR_CORE_CASES + FLOAT32_CASES, ids=str)
-def test_flash_attention_2_with_small_tiles(device, case):
-    run_variant(device, flash_attention_2, case, tiles=FLOAT32_TILES if case.dtype is np.float32 else TILES)
-
-
-@pytest.mark.covering("tiles", "case")
-@pytest.mark.parametrize("tiles", [*TILE_SHAPES, (64, 64, 4), (128, 64, 4), (128, 32, 4), (64, 32, 4)], ids=str)
-@pytest.mark.parametrize("case", [*TILE_SHAPE_CASES, REAL_PROMPTS[0], REAL_PROMPTS[1]], ids=str)
-def test_tile_shapes_of_flash_attention_2(device, case, tiles):
-    run_variant(device, flash_attention_2, case, tiles=tiles)
-
-
-@pytest.mark.covering("case.dtype + case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")
-@pytest.mark.parametrize("case", REAL_PROMPTS + REAL_DECODES + TENSOR_CORE_CASES + FLOAT32_CASES, ids=str)
-def test_flash_attention_3(device, case):
-    run_variant(device, flash_attention_3, case)
-
-
-@pytest.mark.parametrize(("case", "shape"), HOPPER_CASES, ids=str)
-def test_flash_attention_3_with_small_tiles(device, case, shape):
-    run_variant(device, flash_attention_3, case, shape=shape)
-
-
-@pytest.mark.covering("head_dim", "block_size")
-@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128, 256, 2048])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_flash_attention_3_on_pages_of_all_sizes(device, head_dim, block_size):
-    """Chunks of ragged prompts on three consumers and on two; many pieces of work a block; a window."""
-    for query_lens, window in (((1100, 5, 0, 300), 0), ((200, 64), 130)):
-        contexts = tuple(length + 731 for length in query_lens)
-        case = AttentionCase(query_lens, contexts, heads=8, kv_heads=2, head_dim=head_dim, block_size=block_size, dtype=BFLOAT16)
-        run_variant(device, flash_attention_3, dataclasses.replace(case, sliding_window=window))
-
-
-@pytest.mark.parametrize(("case", "splits"), SPLIT_CASES, ids=str)
-def test_split_kv_with_given_splits(device, case, splits):
-    run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits, warps=1)
-
-
-@pytest.mark.covering("case", "splits")
-@pytest.mark.parametrize("case", REAL_DECODES, ids=str)
-@pytest.mark.parametrize("splits", [None, 1, 7, 256])
-def test_split_kv(device, case, splits):
-    run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits)
 
 
 @pytest.mark.covering("shape", "case.dtype", "case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 
 from minllm.catalogue.attention.codes import SHAPES, step
+from minllm.catalogue.attention.paged import attention
+from minllm.catalogue.attention.prompts import CHUNKS
 from minllm.catalogue.matmul.products import product
-from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.runtime import compiler
 from minllm.runtime.kernel import Kernel
 from minllm.runtime.older_gpus import REPLACEMENTS, replace_all
-from tests.kernels.attention.case_lists import SPLIT_CASES, TENSOR_CORE_CASES
+from tests.kernels.attention.case_lists import SPLIT_CASES
 from tests.kernels.attention.cases import run_variant
 from tests.kernels.guarded import FLOAT16
 from tests.kernels.launches import check
 
-CASES = [case for case in TENSOR_CORE_CASES if case.dtype is np.float16]
+PROMPTS = [attention("flash_attention_2", *chunk) for chunk in CHUNKS if chunk[5] == FLOAT16]
 PRODUCTS = [product("tensor_core", *shape, FLOAT16, bias=True) for shape in ((127, 129, 1031), (129, 256, 2040))]
 PRODUCTS += [product("flat", 33, 1003, 2056, FLOAT16, bias=True), product("gemv", 1, 2048, 2048, FLOAT16, bias=True)]
 
@@ -47,9 +48,9 @@ def test_products(device, launch):
     check(launch, device)
 
 
-@pytest.mark.parametrize("case", CASES[:4], ids=str)
-def test_prompts(device, case):
-    run_variant(device, flash_attention_2, case)
+@pytest.mark.parametrize("launch", PROMPTS, ids=str)
+def test_prompts(device, launch):
+    check(launch, device)
 
 
 @pytest.mark.parametrize("case", [case for case, _ in SPLIT_CASES if case.dtype is np.float16][:4], ids=str)

@@ -109,15 +109,15 @@ def test_a_toy_serves_the_engine_by_name(toy):
 
 def test_a_toy_is_tested_compiled_and_benchmarked_with_all_others(request):
     """The parameters of the tests come from the table: with one more line in it they hold the toy too, and it passes them."""
-    names = ("kernels/attention/test_attention_ladder", "compile/test_machine_code", "bench/test_kernel_benchmarks")
-    files = [f"tests/{name}.py" for name in names]
-    chosen = "toy" if request.config.option.exhaustive else "toy and (1of1 or not test_prompts)"  # the smallest prompt
+    names = ("kernels/test_launches", "kernels/attention/test_attention_ladder", "compile/test_machine_code")
+    files = [f"tests/{name}.py" for name in (*names, "bench/test_kernel_benchmarks")]
+    chosen = "toy" if request.config.option.exhaustive else "toy and not (block_size or window or magnitude)"  # the smallest prompts
     options = ["-p", "tests.kernels.register_toy", "-p", "no:cacheprovider", "-q", "-rA", "--exhaustive", "-k", chosen]
     run = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:]
     for test in (
-        "test_prompts[toy-1of1-",
-        "test_decode_step[toy]",
+        "test_results[attention/attention(variant=toy, query_lens=(1,),",
+        "test_results[attention/attention(variant=toy, query_lens=(1, 1, 1),",
         "test_wrong_arguments_are_explained[toy]",
         "test_machine_code_is_as_designed[attention/toy/bfloat16]",
         "test_a_right_result_passes_and_a_wrong_one_does_not[toy-",

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, TOKENS_US, KernelCase, Prepared, Rival, relative_error
-from minllm.bench.kernel_cases.attention import BLOCK_SIZE, ragged_lengths
+from minllm.catalogue.attention.benchmarks import ragged_lengths
+from minllm.catalogue.attention.paged import BLOCK_SIZE
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.attention.split_quantized import split_quantized

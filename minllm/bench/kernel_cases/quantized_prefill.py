@@ -3,12 +3,15 @@
 import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, TFLOP_S, KernelCase, Prepared, relative_error
-from minllm.bench.kernel_cases.attention import BLOCK_SIZE, prefill_flops, sampled_rows
+from minllm.catalogue.attention.benchmarks import prefill_flops
+from minllm.catalogue.attention.paged import BLOCK_SIZE
 from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.quantization.cache import QuantizedCache, allocate
 from minllm.kernels.quantization.formats import kv_format
 
 FORMATS = ("int8", "int4", "fp8_e4m3")
+SAMPLE_ROWS = 32  # queries at each end of a sequence that are recomputed on the host
 
 
 def empty_cache(ops, name, num_blocks, kv_heads, head_dim, block_size=BLOCK_SIZE):
@@ -58,6 +61,18 @@ def prefill_case(
         set_bytes=set_bytes,
         prepare=prepare,
     )
+
+
+def sampled_rows(query, key_cache, value_cache, block_tables, tokens, lengths, scale) -> dict[int, np.ndarray]:
+    """{row of query: the reference's float32 [heads, head_dim]}, for rows at the ends of the first and last sequences."""
+    rows, expected = min(tokens, SAMPLE_ROWS), {}
+    for sequence in {0, len(block_tables) - 1}:
+        for first in {0, tokens - rows}:
+            start = sequence * tokens + first
+            batch = [np.array([0, rows]), np.array([lengths[sequence] - tokens + first + rows]), block_tables[sequence : sequence + 1]]
+            out = attention_reference(query[start : start + rows].astype(np.float32), key_cache, value_cache, *batch, scale)
+            expected.update(zip(range(start, start + rows), out, strict=True))
+    return expected
 
 
 class HostArrays:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from minllm.bench.kernel_case import BFLOAT16, TFLOP_S, TOKENS_US, KernelCase, Prepared, Rival, relative_error
-from minllm.bench.kernel_cases.attention import prefill_flops
 from minllm.bench.kernel_cases.quantized_attention import RIVAL, random_cache
+from minllm.catalogue.attention.benchmarks import prefill_flops
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.residual_window import residual_window
 from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start

@@ -110,7 +110,7 @@ def flash_attention_3(sizes, options):
 
 def split_kv(sizes, options):
     """A step in splits of equal length, whose blocks of 128 threads load 16 bytes of a query each."""
-    if sizes.T > 1 or sizes.context % (64 * options["splits"]) or sizes.D != 64 or sizes.b != 2:
+    if sizes.T > 1 or not options.get("splits") or sizes.context % (64 * options["splits"]) or sizes.D != 64 or sizes.b != 2:
         return {}
     threads, warps, lanes, group = 128, 4, 32, sizes.heads // sizes.kv_heads
     states = options["splits"] * sizes.heads * 4

@@ -13,10 +13,11 @@ from minllm.kernels.attention.reference import attention_reference
 BLOCK_SIZE, SPARE_BLOCKS = 16, 2
 LENS = ("query_start", "context_lens", "block_tables")
 INDICES = (*LENS, "arrivals")
-# Error of a row in terms of the largest output: tensor cores take weights of 16 bits, and 2**x and long sums are rounded in float32.
+# Error of a row in terms of the largest output: tensor cores take weights of 16 bits, and 2**x is rounded in float32.
 SLACK = {FLOAT32: 2.0**-19, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}
 CAPPED = 2.0**-22  # a capped score is a difference of float32 numbers of up to two caps
 LARGE = 2.0**-22  # scores grow with the square of the magnitude, and the rounding of a weight's exponent with them
+SUMMED = 2.0**-24  # a sum of n values that cancel is as large as the square root of n of them
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 
 
@@ -51,26 +52,37 @@ def launch_variant(ops, module, query, key_cache, value_cache, out, lens, scale,
     return results
 
 
+def as_sequences(tokens, query_start, context_lens, block_tables, **_):
+    """The batch in which these rows are sequences of their own, each with the keys up to its position."""
+    sequence = np.searchsorted(query_start, tokens, side="right") - 1
+    after = query_start[sequence + 1] - tokens - 1  # rows of the same sequence
+    seen = np.maximum(context_lens[sequence] - after, 0)
+    return dict(query_start=np.arange(len(tokens) + 1), context_lens=seen, block_tables=block_tables[sequence])
+
+
 @describes
 def attention(
-    variant, query_lens, context_lens, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE, sliding_window=0, layers=0,
-    lse=False, **options,
+    variant, query_lens, context_lens, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE, sliding_window=0,
+    magnitude=1.0, layers=0, lse=False, **options,
 ):  # fmt: skip
     """Sequence b has query_lens[b] new tokens, and context_lens[b] keys with them, 0 for padding; options: those of the variant's launcher.
 
-    layers: of a token, that lie side by side in the cache. lse: whether it also writes the log-sum-exp of every row.
+    magnitude: standard deviation of queries and keys. layers: of a token, that lie side by side in the cache. lse: whether it also writes
+    the log-sum-exp of every row.
     """
     scale, module, cap = head_dim**-0.5, VARIANTS[variant], options.get("soft_cap", 0.0)
 
     def arrays(noise):
         blocks, lens = batch_of(noise, query_lens, context_lens, block_size)
         shape = (blocks, block_size, *((layers,) if layers else ()), kv_heads, head_dim)
-        caches = {name: noise.array(shape, dtype) for name in ("key_cache", "value_cache")}
+        caches = dict(key_cache=noise.array(shape, dtype, magnitude), value_cache=noise.array(shape, dtype))
         seen = seen_slots(shape[:2], query_lens, context_lens, lens["block_tables"], sliding_window)
         for cache in caches.values():
             cache[~seen] = np.nan
+            if layers:
+                cache[:, :, :-1] = np.nan
         rows = (sum(query_lens), heads, head_dim)
-        return dict(query=noise.array(rows, dtype), **caches, out=noise.unwritten(rows, dtype), **lens)
+        return dict(query=noise.array(rows, dtype, magnitude), **caches, out=noise.unwritten(rows, dtype), **lens)
 
     def call(ops, query, key_cache, value_cache, out, **lens):
         caches = last_layer(key_cache, layers), last_layer(value_cache, layers)
@@ -85,4 +97,7 @@ def attention(
     if len(query_lens) == 1 and not sliding_window and not layers and variant in FORMULAS:
         sizes = Sizes(query_lens[0], context_lens[0], heads, kv_heads, head_dim, dtype.itemsize, block_size)
         moved = FORMULAS[variant](sizes, options)
-    return Launch(arrays, call, returns(("out",), reference), moved, indices=INDICES, slack=SLACK[dtype] + cap * CAPPED)
+    slack = SLACK[dtype] + cap * CAPPED + (magnitude**2 - 1) * LARGE + max(context_lens) ** 0.5 * SUMMED
+    return Launch(
+        arrays, call, returns(("out",), reference), moved, indices=INDICES, slack=slack, rows=("query", "out"), alone=as_sequences
+    )  # fmt: skip

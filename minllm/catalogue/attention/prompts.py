@@ -1,7 +1,10 @@
 """The launches of FlashAttention-2 and -3."""
 
+import itertools
+
 from minllm.catalogue.attention.paged import BLOCK_SIZE, TENSOR_CORES, attention
 from minllm.catalogue.attention.quantized import quantized_attention
+from minllm.catalogue.attention.splits import LARGE as STEPS
 from minllm.catalogue.launch import FP8_TARGETS, HOPPER, TARGETS, MachineCode
 from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2, quantized
@@ -21,6 +24,62 @@ QUANTIZED = (
 LAYOUTS = (
     *((64, LONG, False), (64, SHORT, False), (80, LONG, False), (128, LONG, False), (128, LONG, True), (128, 1, False)),
     *((256, LONG, False), (256, 1, True)),
+)
+TILES = (16, 16, 1)  # query rows, keys, warps
+FLOAT32_TILES = (4, 8, 2, 2)  # 8 query rows, 16 keys
+# (new tokens, keys, heads, KV heads, head_dim, dtype, block size, window, magnitude)
+CHUNKS = (
+    ((1,), (1,), 2, 2, 16, BFLOAT16),
+    ((2,), (2,), 2, 2, 16, FLOAT16),
+    ((15,), (37,), 2, 2, 40, BFLOAT16),  # 40 is padded to 48
+    ((16,), (16,), 2, 2, 8, BFLOAT16, 8),
+    ((17,), (31,), 2, 2, 16, FLOAT16, 1),
+    ((29,), (29,), 4, 4, 16, BFLOAT16, 256),
+    ((3, 0, 17, 1), (5, 4, 17, 0), 6, 2, 16, BFLOAT16),  # a padding sequence, and one that rests
+    ((7,), (50,), 8, 1, 16, BFLOAT16),
+    ((18,), (67,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 7),
+    ((5,), (67,), 2, 2, 16, FLOAT16, 5, 33),
+    ((5,), (40,), 2, 2, 16, FLOAT16, BLOCK_SIZE, 1),
+    ((4,), (2,), 2, 2, 16, BFLOAT16),  # two rows before the first key: they see nothing
+    ((9,), (30,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 200.0),  # scores beyond 1e5
+)
+FLOAT32_CHUNKS = (
+    ((1,), (1,), 2, 2, 8, FLOAT32),
+    ((7,), (18,), 6, 2, 40, FLOAT32, 1),
+    ((8, 9), (8, 16), 2, 2, 16, FLOAT32, 8),
+    ((3, 0, 2, 1), (5, 4, 17, 0), 4, 4, 8, FLOAT32),
+    ((11,), (37,), 2, 2, 8, FLOAT32, 256, 6),
+    ((4,), (2,), 2, 2, 8, FLOAT32),
+    ((3,), (20,), 2, 2, 16, FLOAT32, BLOCK_SIZE, 0, 200.0),
+)
+# The same, then consumers of 64 rows each, and keys of a tile.
+HOPPER_CHUNKS = (
+    ((1,), (1,), 2, 2, 16, BFLOAT16, 8, 0, 1, 16),
+    ((4, 0, 3), (2, 5, 0), 2, 2, 8, FLOAT16, 8, 0, 1, 16),
+    ((130, 3), (150, 40), 1, 1, 64, BFLOAT16, 8, 0, 2, 32),  # two pages a thread
+    ((65,), (67,), 2, 1, 40, FLOAT16, 256, 0, 1, 32),  # one block
+    ((129,), (161,), 1, 1, 80, BFLOAT16, 64, 0, 3, 32),
+    ((70,), (131,), 2, 1, 96, FLOAT16, BLOCK_SIZE, 37, 1, 32),
+    ((9,), (40,), 2, 1, 16, BFLOAT16, BLOCK_SIZE, 1, 1, 32),
+    ((33,), (33,), 2, 1, 256, BFLOAT16, 32, 0, 1, 16),
+    ((9,), (30,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 200.0, 1, 16),
+    ((9,), (30,), 2, 2, 16, FLOAT16, BLOCK_SIZE, 0, 50.0, 1, 16),
+)
+# Whole prompts and ragged chunks of models.
+LARGE = (
+    ((512,), (512,), 32, 8, 64, BFLOAT16),
+    ((1, 5, 129), (1328, 18, 463), 8, 2, 128, FLOAT16),
+    ((257,), (2011,), 6, 2, 40, BFLOAT16, 8),
+    ((127, 128, 131, 0, 1), (127, 300, 131, 5, 0), 4, 4, 80, BFLOAT16, 1),
+    ((61, 67), (509, 67), 8, 1, 96, FLOAT16, 256),
+    ((130,), (1031,), 4, 2, 256, BFLOAT16, 2048),
+    ((300,), (1500,), 8, 2, 128, BFLOAT16, BLOCK_SIZE, 257),
+    ((65,), (999,), 4, 2, 64, FLOAT16, BLOCK_SIZE, 1),
+    ((100,), (700,), 4, 2, 64, BFLOAT16, BLOCK_SIZE, 0, 100.0),
+    ((1031,), (1031,), 71, 1, 64, BFLOAT16),  # enough blocks for the large tiles
+    ((129,), (613,), 6, 2, 80, FLOAT32),
+    ((1, 65), (77, 65), 4, 2, 256, FLOAT32, 1),
+    ((200,), (900,), 4, 2, 128, FLOAT32, BLOCK_SIZE, 100),
 )
 
 
@@ -83,17 +142,49 @@ def compiled_flash_attention_3(dtype):
 
 
 def small():
-    """A prompt of which formulas count the bytes, then a chunk with a window, padding, and a row that sees nothing."""
-    chunks = dict(query_lens=(17, 0, 4), context_lens=(35, 4, 2), heads=2, kv_heads=1, head_dim=40)
-    short = dict(query_lens=(3, 0, 2), context_lens=(18, 4, 2), heads=2, kv_heads=1, head_dim=16, dtype=FLOAT16, block_size=8)
-    yield prompt("flash_attention_2", 40, 2, 1, 32, tiles=(16, 16, 1))
-    yield prompt("flash_attention_2_float32", 20, 2, 1, 16, FLOAT32, tiles=(4, 8, 2, 2))
-    yield attention("flash_attention_2", **chunks, sliding_window=9, block_size=5, tiles=(16, 16, 1))
-    yield attention("flash_attention_2", **short, layers=3, tiles=(16, 16, 1))
-    yield quantized_attention("flash_attention_2_quantized", (40,), (40,), "int8", 2, 1, 32, tiles=(16, 16, 1))
-    by_channel = dict(block_size=32, residual_window=32, tiles=(16, 16, 1))
+    """Prompts of which formulas count the bytes, then chunks with tiles so small that a few tokens cross their edges, and layers."""
+    short = dict(query_lens=(3, 0, 2), context_lens=(18, 4, 2), heads=2, kv_heads=1, head_dim=16, layers=3)
+    yield prompt("flash_attention_2", 40, 2, 1, 32, tiles=TILES)
+    yield prompt("flash_attention_2", 20, 2, 1, 16, FLOAT32, tiles=FLOAT32_TILES)
+    yield prompt("flash_attention_2_float32", 5, 4, 2, 16, FLOAT32, tiles=FLOAT32_TILES)
+    for chunk in CHUNKS:
+        yield attention("flash_attention_2", *chunk, tiles=TILES)
+    for tiles in ((32, 16, 1), (32, 32, 2), (16, 48, 1), TILES):  # two 16-row tiles a warp, two warps, uneven tiles
+        yield attention("flash_attention_2", (35,), (41,), 2, 2, 16, tiles=tiles)
+        yield attention("flash_attention_2", (3,), (19,), 2, 2, 144, tiles=tiles)  # from 16 rows a warp on, Q is not kept in registers
+    for chunk in FLOAT32_CHUNKS:
+        yield attention("flash_attention_2", *chunk, tiles=FLOAT32_TILES)
+    yield attention("flash_attention_2", (5,), (66,), 2, 2, 16)  # the tiles that users get
+    yield attention("flash_attention_2", (3,), (5,), 2, 2, 8, FLOAT32)
+    for dtype, block_size, tiles in ((FLOAT16, 8, TILES), (BFLOAT16, 64, TILES), (FLOAT32, 8, FLOAT32_TILES)):
+        yield attention("flash_attention_2", **short, dtype=dtype, block_size=block_size, tiles=tiles)
+    yield quantized_attention("flash_attention_2_quantized", (40,), (40,), "int8", 2, 1, 32, tiles=TILES)
+    by_channel = dict(block_size=32, residual_window=32, tiles=TILES)
     yield quantized_attention("flash_attention_2_quantized", (8,), (136,), "kivi_int4", 2, 1, 32, **by_channel)
     for name, head_dim in (("int8", 32), ("int4", 64)):
-        yield quantized_attention("flash_attention_2_quantized", (19,), (40,), name, 2, 1, head_dim, tiles=(16, 16, 1))
+        yield quantized_attention("flash_attention_2_quantized", (19,), (40,), name, 2, 1, head_dim, tiles=TILES)
     yield prompt("flash_attention_3", 70, 2, 1, 32, shape=TileShape(32, 1, 32))
-    yield attention("flash_attention_3", **short, layers=3, shape=TileShape(16, 1, 16))
+    yield attention("flash_attention_3", **short, dtype=FLOAT16, block_size=8, shape=TileShape(16, 1, 16))
+    for *chunk, consumers, key_tile in HOPPER_CHUNKS:
+        yield attention("flash_attention_3", *chunk, shape=TileShape(chunk[4], consumers, key_tile))
+
+
+def large():
+    """Prompts, chunks of prompts and decode steps of models, for kernels that take any number of new tokens."""
+    for variant in ("flash_attention_2", "flash_attention_3"):
+        for sizes in (*LARGE, *STEPS[5:7], STEPS[9], *CHUNKS, *FLOAT32_CHUNKS):
+            yield attention(variant, *sizes)  # with the tiles that users get
+    for variant in ("materialized", "flash_attention_1"):
+        for sizes in (LARGE[0], *LARGE[2:9], *LARGE[11:], STEPS[9]):
+            yield attention(variant, *sizes)
+    for i, tiles in enumerate(((64, 64, 4), (128, 64, 4), (128, 32, 4), (64, 32, 4))):
+        yield attention("flash_attention_2", *LARGE[i % 2], tiles=tiles)
+    yield from large_pages()
+
+
+def large_pages():
+    """FlashAttention-3 on pages of all sizes: ragged chunks on three consumers and on two, many pieces of work a block, a window."""
+    for block_size, head_dim in zip((8, 16, 32, 64, 128, 256, 2048), itertools.cycle((64, 80, 96, 128, 256))):
+        for tokens, window in (((1100, 5, 0, 300), 0), ((200, 64), 130)):
+            keys = tuple(length + 731 for length in tokens)
+            yield attention("flash_attention_3", tokens, keys, 8, 2, head_dim, BFLOAT16, block_size, window)

@@ -30,6 +30,11 @@ class AttentionCase:
     dtype: object = field(default=np.float32)
     magnitude: float = 1.0  # scale of queries and keys: 100 gives logits of some 1e4 for head_dim 64
 
+    @classmethod
+    def of(cls, query_lens, context_lens, heads, kv_heads, head_dim, dtype, block_size=16, sliding_window=0, magnitude=1.0):
+        """The case with the sizes of a launch of the catalogue."""
+        return cls(query_lens, context_lens, heads, kv_heads, head_dim, block_size, sliding_window, dtype.type, magnitude)
+
     def with_dtype(self, dtype):
         """The same case in another dtype."""
         return replace(self, dtype=dtype)

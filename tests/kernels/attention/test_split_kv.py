@@ -1,29 +1,11 @@
-"""Flash-Decoding in the simulator, with few warps, so that short contexts fill several splits and the last ones stay empty."""
+"""Flash-Decoding: what it refuses, and how it chooses the number of splits."""
 
 import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.split_kv import split_kv
 from minllm.kernels.attention.split_kv.choice import MAX_SPLITS
-from tests.kernels.attention.case_lists import BFLOAT16, SPLIT_CASES
-from tests.kernels.attention.cases import AttentionCase, make_arrays, run_variant
-
-
-@pytest.mark.detected("splits", "case.sliding_window")
-@pytest.mark.parametrize(("case", "splits"), SPLIT_CASES, ids=str)
-def test_splits(device, case, splits):
-    run_variant(device, split_kv, case, workspace_options={"splits": splits}, splits=splits, warps=1)
-
-
-@pytest.mark.parametrize(("warps", "keys_each"), [(1, 1), (2, 3), (4, 2)])
-def test_block_shapes(device, warps, keys_each):
-    case = AttentionCase((1,), (101,), heads=2, head_dim=32, dtype=BFLOAT16)
-    run_variant(device, split_kv, case, workspace_options={"splits": 3}, splits=3, warps=warps, keys_each=keys_each)
-
-
-def test_defaults(device):
-    """The block and the number of splits that users get."""
-    run_variant(device, split_kv, AttentionCase((1,), (130,), heads=2, head_dim=16, dtype=BFLOAT16))
+from tests.kernels.attention.cases import AttentionCase, make_arrays
 
 
 def test_several_new_tokens_are_refused():

@@ -1,7 +1,5 @@
 """Caches in which the layers of a token lie side by side: every variant computes the same, and touches no other layer."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -18,11 +16,6 @@ from tests.kernels.attention.cases import among_layers, make_arrays, run_variant
 @pytest.mark.parametrize(("name", "case", "options", "workspace"), STRIDED_CASES, ids=lambda value: value if type(value) is str else None)
 def test_a_layer_among_others(device, name, case, options, workspace):
     run_variant(device, VARIANTS[name], case, workspace_options=workspace, layers=(3, 1), **options)
-
-
-def test_one_block_a_sequence_among_layers(device):
-    case = dataclasses.replace(STRIDED_PROMPT, block_size=64)
-    run_variant(device, flash_attention_2, case, layers=(2, 0), tiles=(16, 16, 1))
 
 
 def test_a_layout_that_kernels_cannot_follow_is_explained():
