@@ -161,7 +161,8 @@ def case_of(row: Measured) -> KernelCase:
             rows = result.reshape(-1, *expected.shape[1:])
             return relative_error((rows[tokens] if name in launch.rows else rows)[written], expected[written])
 
-        return Prepared([launch_first, *others], placed, lambda: ops.to_host(found[name]), error)
+        rival = rival_of(row.rival, ops, noise, sets) if row.rival else None
+        return Prepared([launch_first, *others], placed, lambda: ops.to_host(found[name]), error, rival)
 
     def default(value: int | None) -> int:
         return launch.bytes if value is None else value
@@ -170,6 +171,13 @@ def case_of(row: Measured) -> KernelCase:
         row.stage or launch.stage, row.benchmark or launch.stage, row.case, row.variant, launch.dtype, row.unit, default(row.work),
         default(row.set_bytes), prepare, row.peers, 0.0 if launch.exact is True and row.tolerance is None else row.tolerance, row.tokens,
     )  # fmt: skip
+
+
+def rival_of(launch: Launch, ops: Any, noise: Noise, sets: int) -> Rival:
+    """A launch of another variant, on as many sets of arrays."""
+    host = launch.arrays(noise)
+    placed = [{name: on_device(ops, one) for name, one in host.items()} for _ in range(sets)]
+    return Rival(f"minllm {launch.shape['variant']}, {launch.dtype}", [RepeatedLaunch(ops, launch, arrays) for arrays in placed])
 
 
 def rounded(value: float) -> float:

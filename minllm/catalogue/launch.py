@@ -296,7 +296,8 @@ class Measured:
 
     benchmark: the stage if "". stage: the launch's if ""; or "quantised". work, set_bytes, tokens: as in bench/kernel_case.py; None: the
     launch's bytes. peers: names from bench/torch_peers.py, which get the arrays. tolerance: the largest relative error; None: that of the
-    dtype, 0 for exact results. sample: the number of tokens that the reference computes, of a launch with `rows`.
+    dtype, 0 for exact results. sample: the number of tokens that the reference computes, of a launch with `rows`. rival: another launch for
+    the same work, on arrays of its own, which is measured in turn with this one.
     """
 
     launch: Launch
@@ -311,6 +312,7 @@ class Measured:
     tolerance: float | None = None
     tokens: int = 0
     sample: int = 64
+    rival: Launch | None = None
 
 
 def each_array(arrays: Any, change: Callable[[np.ndarray], Any]) -> Any:

@@ -5,19 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from minllm.bench.kernel_case import case_of
-from minllm.bench.kernel_cases import quantized_attention, quantized_prefill, window_attention
 from minllm.catalogue import measured_launches, small_launches
 from minllm.catalogue.matmul.quantized_measured import row as quantized_row
-
-TINY_HEADS = dict(heads=4, kv_heads=2, head_dim=16)
-TINY_CASES = [
-    quantized_attention.quantized_decode_case("int8", 1, 20, heads=4, kv_heads=2, head_dim=16),
-    quantized_attention.quantized_decode_case("fp8_e4m3", 2, 20, heads=4, kv_heads=1, head_dim=16, layout="ragged"),
-    window_attention.window_case("int8", 1, 64, 1, heads=2, kv_heads=1, head_dim=16, window=32),
-    window_attention.window_case("kivi_int4", 1, 64, 3, heads=1, kv_heads=1, head_dim=32, window=32),
-    quantized_prefill.prefill_case("int4", 2, 5, heads=4, kv_heads=2, head_dim=32),
-]
-
 
 def tiny(launch):
     """The first small launch of the same launcher, dtype and words that has most of its flags."""
@@ -32,12 +21,12 @@ def tiny_rows():
     for row in measured_launches():
         if row.stage == "quantised":
             continue
-        launch = tiny(row.launch)
-        rows.setdefault((row.benchmark, row.variant, row.peers, row.tolerance, str(launch)), replace(row, launch=launch))
+        launch, rival = tiny(row.launch), row.rival and tiny(row.rival)
+        rows.setdefault((row.benchmark, row.variant, row.peers, row.tolerance, str(launch)), replace(row, launch=launch, rival=rival))
     return rows.values()
 
 
-TINY_CASES += map(case_of, tiny_rows())
+TINY_CASES = [*map(case_of, tiny_rows())]
 TINY_CASES += [case_of(quantized_row(*one)) for one in (
     ("bfloat16", "chosen", 2, 24, 64), ("fp8", "flat", 2, 16, 64), ("int8", "wgmma", 18, 24, 64),
     *((form, "batched_gemv", 3, 40, 256) for form in ("int4/128", "nf4/nested")),

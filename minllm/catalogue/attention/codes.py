@@ -1,13 +1,15 @@
 """The launches over quantised caches in all formats: steps by split_quantized, prompts by FlashAttention-2."""
 
-from minllm.catalogue.attention.paged import BLOCK_SIZE
+from minllm.catalogue.attention.paged import BLOCK_SIZE, attention
 from minllm.catalogue.attention.quantized import quantized_attention
+from minllm.catalogue.launch import TFLOP_S, TOKENS_US, Measured
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
-from minllm.kernels.quantization.formats import TOKEN_FORMATS
+from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
 
 SHAPES = (SplitShape(1, 16, 2, 1, turns=2), SplitShape(2, 16, 3, 1, turns=1), SplitShape(1, 32, 4, 2, turns=2))
 SHAPES_OF_COPIES = (SplitShape(1, 16, 2, 1, tensor_copies=True, turns=2), SplitShape(2, 32, 3, 1, tensor_copies=True, turns=1))
+QUANTISED = "decode attention, quantised"  # the benchmark of steps
 TILES = (16, 16, 1)  # so small that short prompts cross them
 # (new tokens, keys, format, heads, KV heads, head_dim, dtype, block size, group size, window, magnitude)
 RAGGED = ((1,) * 5, (33, 1, 0, 70, 16))
@@ -113,3 +115,48 @@ def large():
 def of_model(launch, tokens, keys, form, heads, kv_heads, head_dim, dtype=BFLOAT16, block_size=BLOCK_SIZE, window=0, magnitude=1.0):
     """A launch in a format of groups of its own size."""
     return launch(tokens, keys, form, heads, kv_heads, head_dim, dtype, block_size, sliding_window=window, magnitude=magnitude)
+
+
+def measured():
+    """Steps in tokens of context per second, with one block per sequence, then in blocks of 16; a prompt in FLOP/s.
+
+    e5m2 behaves like e4m3 in the last two.
+    """
+    for sizes in ((1, 8192), (64, 4096), (256, 1024)):
+        yield from (measured_step(form, *sizes, ", contiguous") for form in TOKEN_FORMATS)
+    for layout in ("", ", ragged"):
+        yield from (measured_step(form, 64, 4096, layout) for form in TOKEN_FORMATS[:3])
+    yield from (measured_prompt(form, 4096) for form in TOKEN_FORMATS[:3])
+
+
+def measured_step(form, sequences, context, layout, heads=32, kv_heads=8, head_dim=128):
+    """One new token per sequence, beside minllm's bfloat16 kernel; layout ", ragged": lengths from context / 8 to context."""
+    order = range(sequences)
+    lengths = tuple(context - context * 7 * (i * 37 % sequences) // (8 * sequences) if layout == ", ragged" else context for i in order)
+    block_size = context if layout == ", contiguous" else BLOCK_SIZE
+    launch = step((1,) * sequences, lengths, form, heads, kv_heads, head_dim, block_size=block_size)
+    of_token = 2 * kv_heads * kv_format(form, head_dim).bytes_per_head
+    case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {form}{layout}"
+    return Measured(
+        launch, "split_quantized", case, QUANTISED, unit=TOKENS_US, work=sum(lengths) * of_token, set_bytes=sequences * context * of_token,
+        tokens=sum(lengths), sample=2, rival=bfloat16_step(lengths, heads, kv_heads, head_dim, block_size),
+    )  # fmt: skip
+
+
+def bfloat16_step(lengths, heads, kv_heads, head_dim, block_size):
+    """The launch beside which steps over codes are measured: the same step over numbers of 16 bits."""
+    return attention("split_tensor_core", (1,) * len(lengths), lengths, heads, kv_heads, head_dim, BFLOAT16, block_size)
+
+
+def measured_prompt(form, tokens, heads=32, kv_heads=8, head_dim=128):
+    """A whole prompt."""
+    launch = prompt((tokens,), (tokens,), form, heads, kv_heads, head_dim)
+    set_bytes = 2 * tokens * (heads * head_dim * BFLOAT16.itemsize + kv_heads * kv_format(form, head_dim).bytes_per_head)
+    case = f"1x{tokens}, {heads}/{kv_heads} heads, d {head_dim}, {BFLOAT16}, {form} cache"
+    work, variant = prefill_flops(1, tokens, heads, head_dim), launch.shape["variant"]
+    return Measured(launch, variant, case, "prefill attention", unit=TFLOP_S, work=work, set_bytes=set_bytes, sample=6)
+
+
+def prefill_flops(sequences, tokens, heads, head_dim):
+    """FLOPs of causal attention: the i-th query sees i keys, with 4 operations per element of a head (q . K and p . V)."""
+    return 4 * heads * head_dim * sequences * (tokens * (tokens + 1) // 2)

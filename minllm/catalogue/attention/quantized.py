@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.catalogue.attention.moved import FORMULAS_OF_CODES, Sizes
-from minllm.catalogue.attention.paged import BLOCK_SIZE, INDICES, LARGE, SLACK, batch_of, launch_variant, seen_slots
+from minllm.catalogue.attention.paged import BLOCK_SIZE, INDICES, LARGE, SLACK, as_sequences, batch_of, launch_variant, seen_slots
 from minllm.catalogue.kv.quantized import quantized_arrays, quantized_caches
 from minllm.catalogue.launch import Launch, describes, returns
 from minllm.catalogue.rows import BFLOAT16
@@ -22,7 +22,7 @@ def coded_caches(noise, found, seen, kv_heads, magnitude=1.0):
     arrays = quantized_arrays(noise, found, *seen.shape, kv_heads, found.keys_by_channel)
     for array in arrays.values():
         if array.dtype == np.uint8:
-            array[:] = noise.random.integers(0, 256, array.shape) & (FINITE if found.is_float else 255)
+            array[:] = noise.random.integers(0, 256, array.shape, np.uint8) & np.uint8(FINITE if found.is_float else 255)
         else:
             array[:] = noise.random.uniform(*((1, 3) if found.is_float else (0.005, 0.02)), array.shape)
     arrays["key_scales"] *= arrays["key_scales"].dtype.type(magnitude)
@@ -77,4 +77,5 @@ def quantized_attention(
         sizes = Sizes(query_lens[0], context_lens[0], heads, kv_heads, head_dim, dtype.itemsize, block_size)
         moved = FORMULAS_OF_CODES[variant](sizes, found, options)
     slack = max(SLACK[dtype], WEIGHTS) + (magnitude**2 - 1) * LARGE
-    return Launch(arrays, call, returns(("out",), reference), moved, indices=INDICES, slack=slack)
+    rows = ("query", "out")
+    return Launch(arrays, call, returns(("out",), reference), moved, indices=INDICES, rows=rows, alone=as_sequences, slack=slack)

@@ -1,11 +1,14 @@
 """The launches of attention with a residual window: over codes, over recent keys, and the merge of both."""
 
-from minllm.catalogue.attention.paged import LENS, SLACK, attention, batch_of, seen_slots
+import numpy as np
+
+from minllm.catalogue.attention.codes import QUANTISED, bfloat16_step, prefill_flops
+from minllm.catalogue.attention.paged import LENS, SLACK, as_sequences, attention, batch_of, seen_slots
 from minllm.catalogue.attention.prompts import SM_COUNT, bounded_blocks
 from minllm.catalogue.attention.quantized import WEIGHTS, coded_caches, quantized_attention
 from minllm.catalogue.attention.steps import named
 from minllm.catalogue.kv.quantized import quantized_caches
-from minllm.catalogue.launch import HOPPER, WIDE, Launch, MachineCode, Moved, describes, returns
+from minllm.catalogue.launch import HOPPER, TFLOP_S, TOKENS_US, WIDE, Launch, MachineCode, Measured, Moved, describes, returns
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
@@ -97,7 +100,16 @@ def residual_window(
     asked |= dict.fromkeys(("first_lse", "second_lse"), numbers // VECTOR * 4)  # every thread asks for both
     moved = {"merge_states_kernel": Moved(asked, dict(first_lse=4 * rows, second_lse=4 * rows))}
     slack = 2 * max(SLACK[dtype], WEIGHTS)  # the parts are rounded before they are merged
-    return Launch(arrays, call, returns(("out",), reference), moved, indices=LENS, slack=slack)
+    rows = ("query", "out")
+    return Launch(arrays, call, returns(("out",), reference), moved, indices=LENS, rows=rows, alone=each_by_itself, slack=slack)
+
+
+def each_by_itself(tokens, recent_lens, recent_tables, **arrays):
+    """The batch in which these rows are sequences of their own, whose recent keys begin where they did."""
+    alone = as_sequences(tokens, **arrays)
+    sequence = np.searchsorted(arrays["query_start"], tokens, side="right") - 1
+    recent = recent_lens[sequence] - (arrays["context_lens"][sequence] - alone["context_lens"])
+    return alone | dict(recent_lens=recent, recent_tables=recent_tables[sequence])
 
 
 def compiled():
@@ -140,6 +152,7 @@ def compiled_recent(head_dim):
 def small():
     """A step of two sequences, then chunks of prompts with padding."""
     yield residual_window((1, 1), (72, 97), "int8", 32, 2, 1)
+    yield residual_window((1,), (100,), "fp8_e4m3", 64, 2, 1, 32)
     yield residual_window((3, 0, 2), (70, 4, 40), "kivi_int4", 32, 2, 1, 32, sliding_window=50)
 
 
@@ -151,3 +164,30 @@ def large():
         yield residual_window(*sizes)
     for query_lens, context_lens in (((1, 1), (1337, 290)), ((100,), (400,))):
         yield residual_window(query_lens, context_lens, "kivi_int4", WINDOW, 16, 4, 128, FLOAT16)
+
+
+def measured():
+    """Decode steps of many sequences, in tokens of context per second, then a prompt, each with one block of codes per sequence."""
+    forms = ("int8", "fp8_e4m3", "kivi_int4")
+    for sizes in ((64, 4096), (256, 1024)):
+        yield from (row(form, *sizes, 1) for form in forms)
+    yield from (row(form, 1, 4096, 4096) for form in forms)
+
+
+def row(form, sequences, context, new, heads=32, kv_heads=8, head_dim=128):
+    """The row of `new` tokens per sequence."""
+    lens = (new,) * sequences, (context,) * sequences
+    launch = residual_window(*lens, form, WINDOW, heads, kv_heads, head_dim, block_size=context)
+    case = f"{sequences}x{context}, {heads}/{kv_heads} heads, d {head_dim}, {form}, window {WINDOW}"
+    base, item = int(window_start(context - new, WINDOW)), launch.dtype.itemsize
+    of_codes = 2 * kv_heads * kv_format(form, head_dim).bytes_per_head
+    recent = 2 * sequences * (context - base) * kv_heads * head_dim * item
+    if new > 1:
+        work = prefill_flops(sequences, new, heads, head_dim)
+        set_bytes = sequences * context * of_codes + recent + 4 * sequences * new * heads * head_dim * item
+        return Measured(launch, "residual_window", case, "prefill attention", unit=TFLOP_S, work=work, set_bytes=set_bytes, sample=6)
+    return Measured(
+        launch, "residual_window", case, QUANTISED, unit=TOKENS_US, work=sequences * base * of_codes + recent,
+        set_bytes=sequences * context * of_codes, tokens=sequences * context, sample=2,
+        rival=bfloat16_step(lens[1], heads, kv_heads, head_dim, context),
+    )  # fmt: skip
