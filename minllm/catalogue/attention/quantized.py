@@ -14,17 +14,23 @@ from minllm.kernels.quantization.formats import kv_format
 
 NAN = 0x7F  # in both float formats
 FINITE = 0xBF  # without the highest bit of an exponent, no code of fp8 is NaN or infinite
+SPREAD = 3.46  # the width of a uniform distribution with deviation 1
 WEIGHTS = 2.0**-10  # rounding of the softmax weights, which are float16 whatever the queries are
 
 
 def coded_caches(noise, found, seen, kv_heads, magnitude=1.0):
-    """Arrays of codes, that all may occur, and their scales, by name; `seen` [blocks, block_size]: the slots that rows see."""
+    """Arrays of codes, that all may occur, and their scales, by name; `seen` [blocks, block_size]: the slots that rows see.
+
+    Numbers in integer formats have mean 0 and deviation 1.
+    """
     arrays = quantized_arrays(noise, found, *seen.shape, kv_heads, found.keys_by_channel)
     for array in arrays.values():
         if array.dtype == np.uint8:
             array[:] = noise.random.integers(0, 256, array.shape, np.uint8) & np.uint8(FINITE if found.is_float else 255)
-        else:
-            array[:] = noise.random.uniform(*((1, 3) if found.is_float else (0.005, 0.02)), array.shape)
+        elif found.is_float:
+            array[:] = noise.random.uniform(1, 3, array.shape)
+        else:  # pairs of a scale and a zero
+            array[:] = noise.random.uniform(0.9, 1.1, array.shape) * (SPREAD / found.levels, -SPREAD / 2)
     arrays["key_scales"] *= arrays["key_scales"].dtype.type(magnitude)
     groups = seen.reshape(len(seen), -1, found.token_group).any(axis=-1) if found.keys_by_channel else seen
     for name, slots in (("key", groups), ("value", seen)):
