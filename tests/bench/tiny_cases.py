@@ -8,6 +8,7 @@ from minllm.bench.kernel_case import case_of
 from minllm.catalogue import measured_launches, small_launches
 from minllm.catalogue.matmul.quantized_measured import row as quantized_row
 
+
 def tiny(launch):
     """The first small launch of the same launcher, dtype and words that has most of its flags."""
     words, flags = ({name: one for name, one in launch.shape.items() if isinstance(one, kinds)} for kinds in (str | np.dtype, bool))

@@ -1,5 +1,6 @@
 """The launches over quantised caches in all formats: steps by split_quantized, prompts by FlashAttention-2."""
 
+from minllm.catalogue.attention.benchmarks import prefill_flops, ragged_lengths
 from minllm.catalogue.attention.paged import BLOCK_SIZE, attention
 from minllm.catalogue.attention.quantized import quantized_attention
 from minllm.catalogue.launch import TFLOP_S, TOKENS_US, Measured
@@ -131,8 +132,7 @@ def measured():
 
 def measured_step(form, sequences, context, layout, heads=32, kv_heads=8, head_dim=128):
     """One new token per sequence, beside minllm's bfloat16 kernel; layout ", ragged": lengths from context / 8 to context."""
-    order = range(sequences)
-    lengths = tuple(context - context * 7 * (i * 37 % sequences) // (8 * sequences) if layout == ", ragged" else context for i in order)
+    lengths = tuple(map(int, ragged_lengths(sequences, context))) if layout == ", ragged" else (context,) * sequences
     block_size = context if layout == ", contiguous" else BLOCK_SIZE
     launch = step((1,) * sequences, lengths, form, heads, kv_heads, head_dim, block_size=block_size)
     of_token = 2 * kv_heads * kv_format(form, head_dim).bytes_per_head
@@ -155,8 +155,3 @@ def measured_prompt(form, tokens, heads=32, kv_heads=8, head_dim=128):
     case = f"1x{tokens}, {heads}/{kv_heads} heads, d {head_dim}, {BFLOAT16}, {form} cache"
     work, variant = prefill_flops(1, tokens, heads, head_dim), launch.shape["variant"]
     return Measured(launch, variant, case, "prefill attention", unit=TFLOP_S, work=work, set_bytes=set_bytes, sample=6)
-
-
-def prefill_flops(sequences, tokens, heads, head_dim):
-    """FLOPs of causal attention: the i-th query sees i keys, with 4 operations per element of a head (q . K and p . V)."""
-    return 4 * heads * head_dim * sequences * (tokens * (tokens + 1) // 2)

@@ -43,14 +43,6 @@ def seen_slots(shape, query_lens, context_lens, block_tables, sliding_window=0, 
     return seen
 
 
-def as_sequences(tokens, query_start, context_lens, block_tables, **_):
-    """The batch in which these rows are sequences of their own, each with the keys up to its position."""
-    sequence = np.searchsorted(query_start, tokens, side="right") - 1
-    after = query_start[sequence + 1] - tokens - 1  # rows of the same sequence
-    seen = np.maximum(context_lens[sequence] - after, 0)
-    return dict(query_start=np.arange(len(tokens) + 1), context_lens=seen, block_tables=block_tables[sequence])
-
-
 def launch_variant(ops, module, query, key_cache, value_cache, out, lens, scale, lse, **options):
     """Launch a variant with the workspace that it needs; lse: and with an array for the log-sum-exp of every row -> that array."""
     shapes = module.workspace_shapes(query, key_cache, lens["block_tables"], **taken(module.workspace_shapes, options))
