@@ -18,10 +18,9 @@
 #
 # ```mermaid
 # flowchart LR
-#     client["clients"] --> parse["read,<br/>check"] --> admit{"admit?"}
-#     admit -- "no: 429" --> client
-#     admit -- "yes" --> queue["queue"] --> batch["P places<br/>in the batch"]
-#     batch --> stream["stream of<br/>events"] --> client
+#     client["a client"] --> parse["read,<br/>check"] --> admit["admit,<br/>or 429"]
+#     admit --> queue["queue"] --> batch["P places<br/>in the batch"]
+#     batch --> stream["stream of<br/>events"] --> reader["the client"]
 # ```
 #
 # TTFT, the time to the first token, is the sum of what happens on this way:

@@ -55,6 +55,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
         **dict.fromkeys(["9.9 s", "12.2 s", "15.1 s", "20.4 s"], PRINTED),
     },
     "serve.md": {"19,897 tokens/s": PRINTED},
+    "serving-load.md": {"60 ms": "the time to which the recorder holds a step"},
     "serving-metrics.md": {"0.69 s": TRACE, "644 TFLOP/s": TRACE},
     "speculation.md": {
         **dict.fromkeys(["128.6 tokens/s", "158 tokens/s"], "others' figures"),

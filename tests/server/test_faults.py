@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import select
 import socket
 import threading
 import time
@@ -105,6 +106,15 @@ def test_a_body_of_100_megabytes(served, http):
     assert response.status_code == 413 and http.post("/v1/completions", json=BODY | {"max_tokens": 1}).status_code == 200
 
 
+def test_a_heavy_template_ends_its_own_request(llm):
+    with serving(llm, trust_request_chat_template=True) as served, httpx.Client(base_url=served.address, timeout=20) as http:
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "chat_template": "{{ 'a' * 10**9 }}"}
+        response = http.post("/v1/chat/completions", json=body)
+        assert response.status_code == 400 and "chat_template was stopped" in response.json()["error"]["message"]
+        assert http.post("/v1/chat/completions", json=body | {"chat_template": "{{ messages[0].content }}"}).status_code == 200
+        is_idle(served)
+
+
 def test_a_clock_that_jumps_changes_nothing(http, monkeypatch):
     times = itertools.cycle((0.0, 4e9, 1e9))
     monkeypatch.setattr(time, "time", lambda: next(times))
@@ -143,9 +153,9 @@ def test_a_reader_that_never_reads_is_given_up(llm, monkeypatch, stream):
         monkeypatch.setattr(served.server.engine.client, "submit", answering("x" * 20_000_000, size=1_000_000))
         with connected(served) as client:
             client.sendall(request("/v1/completions", {"prompt": "x", "stream": stream}))
-            time.sleep(0.2)
+            select.select([client], [], [], 20)  # an answer has begun
             assert stream is False or served.server.admission.open.total() == 1
-            time.sleep(0.4)
+            time.sleep(0.8)
             is_idle(served)
             received = 0
             while part := client.recv(1 << 20):  # what the system had buffered

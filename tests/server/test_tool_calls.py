@@ -50,7 +50,11 @@ def test_every_way_to_cut_it(form, text, wanted):
         assert read(form, text, [cut]) == wanted
 
 
-VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda one: st.lists(one) | st.dictionaries(st.text(), one))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=9), one, max_size=3),
+    max_leaves=8,
+)
 
 
 @settings(max_examples=40)
