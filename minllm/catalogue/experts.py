@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from minllm.catalogue.launch import TFLOP_S, WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
+from minllm.catalogue.matmul.quantized import FORMATS, targets_of, weight_of
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.experts.combine import combine as launch_combine
 from minllm.kernels.experts.counting_sort import sort_by_expert as launch_sort
@@ -23,6 +24,8 @@ from minllm.kernels.normalization.rms_norm import rms_norm_reference
 
 A3B = dict(experts=128, chosen=8, hidden=2048, inner=768)  # Qwen3-30B-A3B
 EPSILON = 1e-5
+CODED = ("int4/128", "fp8")  # formats of quantised experts
+ROUNDED_WEIGHT = 2.0**-8  # of a scale and a weight that are rounded to bfloat16, relative to the largest result
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDGSTS.E.BYPASS*128*")
 HOPPER, WGMMA = ((9, 0),), ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once
@@ -39,6 +42,23 @@ def choices(noise, tokens, experts, chosen):
 def sorted_pairs(noise, tokens, experts, chosen):
     """(pairs, offsets) of such choices."""
     return sort_by_expert_reference(choices(noise, tokens, experts, chosen), experts)
+
+
+def stacked(noise, rows, k, dtype, form):
+    """A weight of `rows` rows of k numbers: an array of `dtype`, or in a format."""
+    if form:
+        return weight_of(noise, form, rows, k)
+    return noise.array((rows, k), dtype, k**-0.5)
+
+
+def numbers_of(weight, form):
+    """A weight as floats."""
+    return FORMATS[form].dequantize(weight) if form else weight
+
+
+def bytes_of_code(form, dtype):
+    """Bytes per number of weight, without scales."""
+    return FORMATS[form].matrix_itemsize if form else dtype.itemsize
 
 
 def experts_of(offsets):
@@ -97,13 +117,14 @@ def sort_by_expert(tokens, experts, chosen):
 
 
 @describes
-def gathered_gate_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, norm=False, special=False):
-    """Gate and up of each token's experts, by a GEMV per pair. norm: of the RMSNorm of x."""
-    b, pairs = dtype.itemsize, tokens * chosen
+def gathered_gate_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, norm=False, special=False, form=""):
+    """Gate and up of each token's experts, by a GEMV per pair. norm: of the RMSNorm of x; form: the weights' format."""
+    b, pairs, name = dtype.itemsize, tokens * chosen, "gate_up.codes" if form else "gate_up"
+    of_expert = int(2 * inner * hidden * bytes_of_code(form, dtype))
 
     def moved(logits, **arrays):
-        asked = dict(x=pairs * inner * hidden * b, gate_up=2 * pairs * inner * hidden * b, out=pairs * inner * b)
-        touched = dict(x=tokens * hidden * b, gate_up=touched_by(logits, chosen) * 2 * inner * hidden * b)
+        asked = {"x": pairs * inner * hidden * b, name: pairs * of_expert, "out": pairs * inner * b}
+        touched = {"x": tokens * hidden * b, name: touched_by(logits, chosen) * of_expert}
         asked, touched = (asked | dict(norm=asked["x"]), touched | dict(norm=hidden * b)) if norm else (asked, touched)
         return dict(gate_up_gemv_kernel=Moved(asked, touched)) if hidden * b % 16 == 0 else {}
 
@@ -111,43 +132,46 @@ def gathered_gate_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, nor
         return dict(
             x=noise.array((tokens, hidden), dtype), norm=noise.array((hidden,), dtype) if norm else None,
             logits=router_logits(noise, tokens, experts, special),
-            gate_up=noise.array((experts * 2 * inner, hidden), dtype, hidden**-0.5), out=noise.unwritten((pairs, inner), dtype),
+            gate_up=stacked(noise, experts * 2 * inner, hidden, dtype, form), out=noise.unwritten((pairs, inner), dtype),
         )  # fmt: skip
 
     def reference(x, norm, logits, gate_up, out):
         if norm is not None:
             x = rms_norm_reference(x.astype(np.float32), norm.astype(np.float32), EPSILON)[0]
         expert_ids, _ = route_reference(logits, chosen, True)
-        rows, stack = np.repeat(x, chosen, axis=0), gate_up.reshape(experts, -1, hidden)
+        rows, stack = np.repeat(x, chosen, axis=0), numbers_of(gate_up, form).reshape(experts, -1, hidden)
         return dict(out=activated_reference(rows, expert_ids.reshape(-1), stack).astype(dtype))
 
-    return Launch(arrays, call=calls(gate_up_gemv, epsilon=EPSILON), reference=reference, moved=moved, indices=("logits",))
+    indices = ("logits", "gate_up.scales")
+    return Launch(arrays, call=calls(gate_up_gemv, epsilon=EPSILON), reference=reference, moved=moved, indices=indices)
 
 
 @describes
-def gathered_down(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, residual=False, normalized=True):
-    """The weighted sum of each token's experts, by a GEMV per token."""
-    b, pairs = dtype.itemsize, tokens * chosen
+def gathered_down(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, residual=False, normalized=True, form=""):
+    """The weighted sum of each token's experts, by a GEMV per token. form: the weights' format."""
+    b, pairs, name = dtype.itemsize, tokens * chosen, "down.codes" if form else "down"
+    of_expert = int(hidden * inner * bytes_of_code(form, dtype))
 
     def arrays(noise):
         return dict(
             activated=noise.array((pairs, inner), dtype), logits=router_logits(noise, tokens, experts),
-            down=noise.array((experts * hidden, inner), dtype, inner**-0.5),
+            down=stacked(noise, experts * hidden, inner, dtype, form),
             residual=noise.array((tokens, hidden), dtype) if residual else None, out=noise.unwritten((tokens, hidden), dtype),
         )  # fmt: skip
 
     def reference(activated, logits, down, residual, out):
         expert_ids, weights = route_reference(logits, chosen, normalized)
-        outputs = projected_reference(activated, expert_ids.reshape(-1), down.reshape(experts, hidden, inner))
+        outputs = projected_reference(activated, expert_ids.reshape(-1), numbers_of(down, form).reshape(experts, hidden, inner))
         return dict(out=combine_reference(outputs, weights, residual).astype(dtype))
 
     def moved(logits, **arrays):
-        asked = dict(activated=pairs * hidden * inner * b, down=pairs * hidden * inner * b, out=tokens * hidden * b)
+        asked = {"activated": pairs * hidden * inner * b, name: pairs * of_expert, "out": tokens * hidden * b}
         asked |= dict(residual=tokens * hidden * b) if residual else {}
-        touched = dict(activated=pairs * inner * b, down=touched_by(logits, chosen) * hidden * inner * b)
+        touched = {"activated": pairs * inner * b, name: touched_by(logits, chosen) * of_expert}
         return dict(down_gemv_kernel=Moved(asked, touched)) if inner * b % 16 == 0 else {}
 
-    return Launch(arrays, call=calls(down_gemv, normalized=normalized), reference=reference, moved=moved, indices=("logits",))
+    indices = ("logits", "down.scales")
+    return Launch(arrays, call=calls(down_gemv, normalized=normalized), reference=reference, moved=moved, indices=indices)
 
 
 @describes
@@ -169,17 +193,18 @@ def gather_rows(tokens, experts, chosen, hidden, dtype=BFLOAT16):
     )
 
 
-def moved_by_grouped(x, weight, out, rows, hidden, inner, dtype, tiling):
+def moved_by_grouped(x, weight, out, rows, hidden, inner, dtype, tiling, form=""):
     """A function of a grouped GEMM's arrays that returns its Moved; x, weight, out: their names; rows: of weight per expert."""
     b, k = dtype.itemsize, hidden if rows == 2 * inner else inner
+    of_expert = int(rows * k * bytes_of_code(form, dtype))
 
     def moved(pairs, offsets, **arrays):
         if tiling is None or k % 64 or rows % tiling.rows:
             return {}
         counts = np.diff(offsets)
         tiles = int(np.sum(-(-counts // tiling.tokens)))
-        asked = dict(x=rows // tiling.rows * tiles * tiling.tokens * k * b, weight=tiles * rows * k * b)
-        touched = dict(x=len(arrays[x]) * k * b, weight=np.count_nonzero(counts) * rows * k * b)
+        asked = dict(x=rows // tiling.rows * tiles * tiling.tokens * k * b, weight=tiles * of_expert)
+        touched = dict(x=len(arrays[x]) * k * b, weight=np.count_nonzero(counts) * of_expert)
         work = 2 * tiles * tiling.tokens * rows * k
         return dict(grouped_gemm_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, work))
 
@@ -187,49 +212,51 @@ def moved_by_grouped(x, weight, out, rows, hidden, inner, dtype, tiling):
 
 
 @describes
-def grouped_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
-    """Gate and up of each expert's tokens."""
+def grouped_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None, form=""):
+    """Gate and up of each expert's tokens. form: the weights' format."""
 
     def arrays(noise):
         pairs, offsets = sorted_pairs(noise, tokens, experts, chosen)
         return dict(
             x=noise.array((tokens, hidden), dtype), pairs=pairs, offsets=offsets,
-            gate_up=noise.array((experts * 2 * inner, hidden), dtype, hidden**-0.5), out=noise.unwritten((tokens * chosen, inner), dtype),
+            gate_up=stacked(noise, experts * 2 * inner, hidden, dtype, form), out=noise.unwritten((tokens * chosen, inner), dtype),
         )  # fmt: skip
 
     return Launch(
         arrays,
         call=calls(grouped_gate_up, tiling=tiling),
         reference=lambda x, pairs, offsets, gate_up, out: dict(
-            out=activated_reference(x[pairs // chosen], experts_of(offsets), gate_up.reshape(experts, -1, hidden))
+            out=activated_reference(x[pairs // chosen], experts_of(offsets), numbers_of(gate_up, form).reshape(experts, -1, hidden))
         ),
-        moved=moved_by_grouped("x", "gate_up", "out", 2 * inner, hidden, inner, dtype, tiling),
-        indices=("pairs", "offsets"),
+        moved=moved_by_grouped("x", "gate_up", "out", 2 * inner, hidden, inner, dtype, tiling, form),
+        indices=("pairs", "offsets", "scales"),
+        slack=ROUNDED_WEIGHT if form else None,
     )
 
 
 @describes
-def grouped_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
-    """Down of each expert's tokens, into the order of tokens."""
+def grouped_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None, form=""):
+    """Down of each expert's tokens, into the order of tokens. form: the weights' format."""
 
     def arrays(noise):
         pairs, offsets = sorted_pairs(noise, tokens, experts, chosen)
         return dict(
             activated=noise.array((len(pairs), inner), dtype), pairs=pairs, offsets=offsets,
-            down=noise.array((experts * hidden, inner), dtype, inner**-0.5), out=noise.unwritten((len(pairs), hidden), dtype),
+            down=stacked(noise, experts * hidden, inner, dtype, form), out=noise.unwritten((len(pairs), hidden), dtype),
         )  # fmt: skip
 
     def reference(activated, pairs, offsets, down, out):
         projected = np.empty_like(out)
-        projected[pairs] = projected_reference(activated, experts_of(offsets), down.reshape(experts, hidden, inner))
+        projected[pairs] = projected_reference(activated, experts_of(offsets), numbers_of(down, form).reshape(experts, hidden, inner))
         return dict(out=projected)
 
     return Launch(
         arrays,
         call=calls(grouped_down, tiling=tiling),
         reference=reference,
-        moved=moved_by_grouped("activated", "down", "out", hidden, hidden, inner, dtype, tiling),
-        indices=("pairs", "offsets"),
+        moved=moved_by_grouped("activated", "down", "out", hidden, hidden, inner, dtype, tiling, form),
+        indices=("pairs", "offsets", "scales"),
+        slack=ROUNDED_WEIGHT if form else None,
     )
 
 
@@ -349,6 +376,39 @@ def compiled():
         for name, describe in (("gate_up", wgmma_up), ("down", wgmma_projection)):
             launch = describe(2048, **A3B, dtype=dtype)
             yield MachineCode(f"experts/wgmma_{name}/{dtype}", launch, blocks=1, contains=WGMMA, targets=HOPPER)
+    yield from compiled_with_codes()
+
+
+def compiled_with_codes():
+    """The same with weights in int4 and fp8."""
+    for form in CODED:
+        name, gpus = form.partition("/")[0], dict(targets=targets_of(form))
+        for dtype in DTYPES:
+            for kind, norm in (("vectors", False), ("vectors_with_norm", True)):
+                launch = gathered_gate_up(1, **A3B, dtype=dtype, norm=norm, form=form)
+                yield MachineCode(f"experts/gate_up_gemv_{name}/{kind}/{dtype}", launch, blocks=4, contains=STREAMED, **gpus)
+            for kind, residual in (("vectors", False), ("vectors_with_residual", True)):
+                launch = gathered_down(1, **A3B, dtype=dtype, residual=residual, form=form)
+                yield MachineCode(f"experts/down_gemv_{name}/{kind}/{dtype}", launch, blocks=4, contains=STREAMED, **gpus)
+        for dtype in (BFLOAT16, FLOAT16):
+            for tokens, tiling in TILINGS.items():
+                sizes = f"{tiling.rows}x{tiling.tokens}"
+                for stage, describe in (("gate_up", grouped_up), ("down", grouped_projection)):
+                    launch = describe(tokens, **A3B, dtype=dtype, tiling=tiling, form=form)
+                    yield MachineCode(f"experts/grouped_{stage}_{name}/{sizes}/{dtype}", launch, blocks=1, contains=TENSOR_CORES, **gpus)
+
+
+def small_with_codes():
+    """Odd sizes of the same: rows shorter and longer than a warp's loads, columns beyond the last tile, half a step at the end."""
+    for form, hidden, inner in (("int4/32", 96, 1056), ("int4/128", 1152, 128), ("fp8", 528, 48)):
+        for dtype in DTYPES:
+            yield gathered_gate_up(2, 4, 3, hidden, 5, dtype, norm=dtype == BFLOAT16, form=form)
+            yield gathered_down(2, 4, 2, 5, inner, dtype, residual=dtype == BFLOAT16, form=form)
+    for form, hidden, inner in (("int4/32", 96, 32), ("int4/128", 128, 256), ("fp8", 80, 48)):
+        for dtype in (BFLOAT16, FLOAT16):
+            yield grouped_up(11, 3, 2, hidden, inner, dtype, SMALL_TILING, form)
+            yield grouped_projection(11, 3, 2, 72, inner, dtype, SMALL_TILING, form)
+        yield grouped_up(5, 3, 2, hidden, 40, tiling=TILINGS[16]._replace(stages=2), form=form)
 
 
 def small():
@@ -375,6 +435,7 @@ def small():
     yield wgmma_up(330, 2, 1, 64, 32, tiling=FlatWgmmaTiling(1, 2))
     yield from each(combine, ((3, 8, 72), (2, 3, 19), (1, 1, 520)), dtype=DTYPES, residual=(False, True))
     yield from each(gated_add, ((3, 72), (2, 19), (1, 520)), dtype=DTYPES)
+    yield from small_with_codes()
 
 
 def large():
@@ -393,8 +454,23 @@ def large():
         yield combine(tokens, 8, 2048)
 
 
+def measured_with_codes():
+    """The same in int4 and fp8, for one token and for 32, whose experts have eight pairs each."""
+    few, weight = A3B | dict(experts=32), 2048 * 768
+    for form in CODED:
+        item, name = FORMATS[form].matrix_itemsize, form.replace("/", " in groups of ")
+        for variant, describe, matrices in (("gate_up_gemv", gathered_gate_up, 2), ("down_gemv", gathered_down, 1)):
+            moved, case = int(8 * matrices * weight * item), f"1 token, 8 of 32 experts, 2048 x 768, {name}"
+            yield Measured(describe(1, **few, form=form), variant, case, work=moved, set_bytes=moved)
+        for variant, describe, matrices in (("grouped_gate_up", grouped_up, 2), ("grouped_down", grouped_projection, 1)):
+            moved = int(32 * matrices * weight * item)
+            case = f"32 tokens, 8 of 32 experts, 2048 x 768, {name}"
+            yield Measured(describe(32, **few, form=form), variant, case, work=moved, set_bytes=moved)
+
+
 def measured():
     """The widths of Qwen3-30B-A3B, with 32 experts: one token reads eight of them, a prompt gives each 128 pairs."""
+    yield from measured_with_codes()
     few, weight = A3B | dict(experts=32), 2048 * 768
     for variant, launch, matrices in (("gate_up_gemv", gathered_gate_up(1, **few), 2), ("down_gemv", gathered_down(1, **few), 1)):
         moved = 8 * matrices * weight * 2

@@ -54,7 +54,7 @@ from minllm.parallel.dry_run_ranks import Split
 from minllm.parallel.processes import OtherRanks
 from minllm.runtime.compile_ahead import CompileAhead
 from minllm.weights.format import WeightFormat
-from minllm.weights.formats import WEIGHT_FORMATS
+from minllm.weights.formats import WEIGHT_FORMATS, quantizations
 from minllm.weights.int4 import Int4Format
 
 
@@ -113,6 +113,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     _check_soft_cap(device, config, options)
     ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
     part = config if share is None else share.part(config)
+    _check_expert_widths(device, part, weight_format)
     shape = cache_shape(part, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
     shape = with_sliding_layers(shape, part, options) if share is None else share.shared(shape, ops)
     check_shape(device, shape)
@@ -237,10 +238,11 @@ def _weight_format(
     weight_format = None if options.quantization is None else WEIGHT_FORMATS[options.quantization]
     if stored is not None and not (device == "cpu" and isinstance(source, GgufModel)):
         weight_format = stored
-    if weight_format is not None and config.num_experts:
+    if weight_format is not None and config.num_experts and (stored is not None or not weight_format.has_experts):
+        known = ", ".join(name for name in quantizations() if WEIGHT_FORMATS[name].has_experts)
         raise InvalidOptionError(
-            f"{source.path} has experts, which minllm multiplies in float32, float16 and bfloat16, not in {weight_format.name}: "
-            "take a checkpoint that is not quantised, and quantization=None."
+            f"{source.path} has experts, which minllm multiplies as they are or quantised while loading, as one of {known}, not in "
+            f"{weight_format.name}: take a checkpoint that is not quantised, and one of these or quantization=None."
         )
     if weight_format is not None and device != "cpu" and weight_format.kernels is None:
         raise InvalidOptionError(f'quantization={weight_format.name!r} has no kernels for a GPU: take device="cpu".')
@@ -252,6 +254,19 @@ def _weight_format(
                 'take a checkpoint that is not quantised, or device="cpu".'
             )
     return weight_format
+
+
+def _check_expert_widths(device: str, part: ModelConfig, weight_format: WeightFormat | None) -> None:
+    """Raises InvalidOptionError unless rows of quantised experts are whole 16-byte loads of codes. part: the model, or a rank's part."""
+    if device == "cpu" or not part.num_experts or weight_format is None:
+        return
+    each = int(16 / weight_format.matrix_itemsize)
+    for name, width in (("hidden size", part.hidden_size), ("inner width", part.intermediate_size)):
+        if width % each:
+            raise InvalidOptionError(
+                f"Experts in {weight_format.name} have rows of a multiple of {each} numbers, and here the {name} (on each rank) is "
+                f"{width}: take quantization=None, or other ranks."
+            )
 
 
 def _check_capability(weight_format: WeightFormat) -> None:

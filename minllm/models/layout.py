@@ -83,8 +83,11 @@ class Layout:
         return found
 
     def matrices(self) -> list[tuple[int, int]]:
-        """[outputs, inputs] of the linear layers of the first layer, and of the head."""
-        return [leaf.shape for leaf in (*leaves(self.model.layers[0]), self.model.lm_head) if isinstance(leaf, StoredLinear)]
+        """[outputs, inputs] of the linear layers of the first layer, and of the head; without experts, which have kernels of their own."""
+        layer = self.model.layers[0]
+        experts = (layer.mlp.gate_up, layer.mlp.down) if isinstance(layer.mlp, Experts) else ()
+        linears = [leaf for leaf in (*leaves(layer), self.model.lm_head) if isinstance(leaf, StoredLinear)]
+        return [leaf.shape for leaf in linears if not any(leaf is one for one in experts)]
 
     def weight_bytes(self, itemsize: int) -> int:
         """Bytes of the loaded weights, with `itemsize` bytes per number of every plain tensor."""

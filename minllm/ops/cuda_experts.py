@@ -5,7 +5,8 @@
     more           a counting sort brings the tokens of each expert together, for two grouped GEMMs; combine adds a token's experts
     prompts        the same on Hopper, by TMA and wgmma, which needs the rows of x in the order of experts
 
-float32 and rows that are not whole 16-byte vectors take the GEMVs for any number of tokens. With the fixed order of batch_invariant=True
+float32 and rows that are not whole 16-byte vectors take the GEMVs for any number of tokens. Weights in int4 and fp8 take GEMVs and grouped
+GEMMs, prompts too. With the fixed order of batch_invariant=True
 all calls of a dtype take the same kernels, in which a token's result depends on no other token.
 """
 
@@ -43,7 +44,7 @@ class CudaExperts(CudaLinear):
         pairs, offsets = self.empty((expert_ids.size,), np.int32), self.empty((routing.experts + 1,), np.int32)
         self._launcher("sort_by_expert", sort_by_expert)(expert_ids, pairs, offsets, stream=self.stream)
         outputs = self.empty((expert_ids.size, x.shape[1]), self.dtype)
-        if self.capability == HOPPER and takes(expert_ids.size, routing.experts):
+        if self.capability == HOPPER and gate_up.format.is_plain and takes(expert_ids.size, routing.experts):
             gather_rows(x, pairs, outputs, self.stream)  # the same shape, and free until the experts' outputs are written
             wgmma_gate_up(outputs, pairs, offsets, gate_up.weight, activated, self.stream)
             wgmma_down(activated, pairs, offsets, down.weight, outputs, self.stream)

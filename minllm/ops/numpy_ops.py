@@ -224,5 +224,5 @@ class NumpyOps(NumpySpeculation, ComposedOps):
 
 
 def expert_stack(linear: Linear, routing: Routing) -> np.ndarray:
-    """The matrices of all experts, [experts, outputs, inputs]."""
-    return linear.weight.reshape(routing.experts, -1, linear.shape[1])
+    """The matrices of all experts as numbers, [experts, outputs, inputs]."""
+    return linear.format.dequantize(linear.weight).reshape(routing.experts, -1, linear.shape[1])

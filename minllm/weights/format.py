@@ -66,6 +66,7 @@ class WeightFormat:
     is_plain = False  # not quantised: elements have the dtype of the activations
     is_option = True  # LLM(quantization=name) accepts it
     encodes_on_gpu = False  # `encode_on` exists
+    has_experts = False  # kernels/experts multiplies by it
 
     def covers(self, name: str) -> bool:
         """Whether the matrix of the module `name` is held in this format."""

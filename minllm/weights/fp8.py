@@ -42,7 +42,7 @@ def quantize_fp8(rows: np.ndarray) -> Fp8Weight:
 class Fp8Format(WeightFormat):
     """The format of Fp8Weight: 1 byte per element and 4 bytes per output channel."""
 
-    encodes_on_gpu = True
+    encodes_on_gpu = has_experts = True
 
     def encode_on(self, ops: Any, matrix: Any) -> Fp8Weight:
         """A row of weights is encoded as a row of activations is."""

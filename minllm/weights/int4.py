@@ -57,6 +57,11 @@ class Int4Format(WeightFormat):
     has_minimums: bool = False
     scale_dtype: np.dtype = np.dtype(np.float16)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether kernels/experts multiplies by it: only symmetric groups."""
+        return not (self.has_zeros or self.has_minimums)
+
     def encode(self, matrix: np.ndarray) -> Int4Weight:
         """Quantise a matrix [outputs, inputs]."""
         return Int4Weight.of_rows(*in_pieces(matrix, self._quantize_rows))

@@ -21,7 +21,7 @@ class PlainFormat(WeightFormat):
     excluded: tuple[str, ...] = ()
 
     own_stage = "matmul"
-    is_plain = True
+    is_plain = has_experts = True
     is_option = False  # LLM(dtype=) selects it instead
 
     def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:

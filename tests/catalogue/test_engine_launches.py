@@ -47,6 +47,14 @@ def test_an_engine_launches_what_the_catalogue_describes(engine):
     assert missing(launches(engine, longest=512), described()) == set()
 
 
+@pytest.mark.parametrize("quantization", ["int4_g128", "fp8"])
+def test_an_engine_with_quantised_experts_launches_what_the_catalogue_describes(quantization):
+    launched = launches(Engine((9, 0), "bfloat16", "qwen3-30b-a3b", quantization=quantization), longest=512)
+    of_experts = [(kernel, types) for kernel, types in launched if kernel.__module__.startswith("minllm.kernels.experts.")]
+    assert {kernel.__name__ for kernel, _ in of_experts} >= {"gate_up_gemv_kernel", "down_gemv_kernel", "grouped_gemm_kernel"}
+    assert missing(of_experts, described()) == set()
+
+
 def test_a_launch_that_the_catalogue_lacks_is_found():
     """Each kernel of an engine in turn is planted as an omission."""
     launched = launches(ENGINES[0], longest=512)

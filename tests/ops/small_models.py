@@ -8,6 +8,7 @@ from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config
 from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
+from minllm.weights.format import WeightFormat
 
 LLAMA_LIKE = dict(
     vocab_size=37, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
@@ -26,6 +27,11 @@ CONFIGS = {
     | dict(
         model_type="qwen2_moe", architectures=["Qwen2MoeForCausalLM"], tie_word_embeddings=False, num_experts=5, num_experts_per_tok=2,
         moe_intermediate_size=8, shared_expert_intermediate_size=24,
+    ),
+    "experts of whole groups": LLAMA_LIKE  # for int4 in groups of 32, and fp8
+    | dict(
+        model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False, hidden_size=64, num_experts=5,
+        num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True,
     ),
     "llama, wide": LLAMA_LIKE  # matrices of whole tiles
     | dict(
@@ -56,7 +62,8 @@ def small_config(family: str, directory: Path | str) -> ModelConfig:
     return read_model_config(directory)
 
 
-def small_model(family: str, ops) -> Model:
-    """A model of the family with random weights, in the arrays of `ops`."""
+def small_model(family: str, ops, weight_format: WeightFormat | None = None) -> Model:
+    """A model of the family with random weights, in the arrays of `ops`; weight_format: of the layers' matrices."""
     with tempfile.TemporaryDirectory() as directory:
-        return load_model(directory, ops, checkpoint=RandomCheckpoint(small_config(family, directory)))
+        checkpoint = RandomCheckpoint(small_config(family, directory))
+        return load_model(directory, ops, checkpoint=checkpoint, weight_format=weight_format)

@@ -9,6 +9,7 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.own_kernels import as_own_kernel
 from minllm.ops.simulated_stage import SimulatedStageOps
+from minllm.weights.formats import WEIGHT_FORMATS
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model
 
@@ -69,3 +70,18 @@ def test_few_and_many_tokens_agree_with_numpy(family, dtype, tolerance):
 
     for ours, theirs in zip(logits(CudaOps(dtype, simulated=True)), logits(NumpyOps(dtype)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("name", ["int4", "fp8"])
+def test_quantised_experts_agree_with_numpy(name):
+    """Codes are multiplied by GEMVs, fused with the norm and not, and by grouped GEMMs."""
+    chunks = [[5, 1, 7, 3, 2, 9, 4], [3], [8, 6]]
+
+    def logits(ops):
+        model = small_model("experts of whole groups", ops, WEIGHT_FORMATS[name])
+        assert model.weights.layers[0].mlp.gate_up.format.name == name
+        sequences = PagedSequences(ops, model.config, [10], block_size=4)
+        return [ops.to_host(forward(ops, model, sequences.append([chunk]), sequences.cache)) for chunk in chunks]
+
+    for ours, theirs in zip(logits(CudaOps("bfloat16", simulated=True)), logits(NumpyOps("bfloat16")), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=4e-2 * np.abs(theirs).max())

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import minllm
 from minllm import LLM, costs
+from minllm.bench.generate import write_shape
 from minllm.cli import app as cli
 from minllm.engine import loading
 from minllm.engine.options import EngineOptions
@@ -229,8 +230,27 @@ def test_groups_that_do_not_divide_the_bundled_model():
 
 
 def test_experts_are_refused():
-    with pytest.raises(InvalidOptionError, match="has experts, which minllm multiplies in .*, not in int8"):
-        LLM(model_directory("qwen3_moe"), device="cpu", quantization="int8")
+    """In formats without kernels for them, and on a GPU with rows that are no whole loads of codes, before memory is taken."""
+    formats = "fp8, int4, int4_g64, int4_g128"
+    for name in ("int8", "int4_zeros", "nf4"):
+        with pytest.raises(InvalidOptionError, match=f"has experts, which minllm multiplies .* as one of {formats}, not in {name}"):
+            LLM(model_directory("qwen3_moe"), device="cpu", quantization=name)
+    config = replace(named_config("qwen3-30b-a3b"), intermediate_size=768 // 32)
+    with pytest.raises(InvalidOptionError, match=r"rows of a multiple of 16 numbers, and here the inner width \(on each rank\) is 24"):
+        loading._check_expert_widths("cuda", config, WEIGHT_FORMATS["fp8"])
+    loading._check_expert_widths("cuda", named_config("qwen3-30b-a3b"), WEIGHT_FORMATS["int4_g128"])
+
+
+@pytest.mark.parametrize("name", ["fp8", "int4"])
+def test_quantised_experts_generate_as_their_dequantised_model(name, tmp_path):
+    """On a CPU: the experts' codes are held, and dequantised where they are multiplied."""
+    write_shape(tmp_path, CONFIGS["experts of whole groups"])
+    options = dict(device="cpu", load_format="dummy", max_model_len=32, max_num_seqs=1)
+    with LLM(tmp_path, quantization=name, **options) as llm, LLM(tmp_path, **options) as plain:
+        ours, theirs = llm.logits([5, 9, 2, 34, 17]), plain.logits([5, 9, 2, 34, 17])
+        assert 0 < np.abs(ours - theirs).max() < 0.3 * np.abs(theirs).max()
+        mlp = llm.engine.model.weights.layers[0].mlp
+        assert mlp.gate_up.format.name == name and mlp.gate_up.weight.codes.dtype == np.uint8
 
 
 def test_a_gpu_without_fp8_is_refused(monkeypatch):

@@ -3,6 +3,7 @@
 import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.kernels.experts.codes import codes_of, is_quantized
 from minllm.runtime.kernel import check
 from minllm.tiles.warp import WARP
 
@@ -15,7 +16,7 @@ def check_gate_up(x, logits, gate_up, out):
     tokens, hidden = x.shape
     check_array("out", out, (x.dtype,), pairs=None, intermediate=None)
     sizes = check_choice(logits, tokens, out.shape[0])
-    check_array("gate_up", gate_up, (x.dtype,), experts_gate_and_up=2 * sizes[1] * out.shape[1], hidden=hidden)
+    check_stack("gate_up", gate_up, 2 * out.shape[1], hidden, x.dtype, sizes[1])
     return sizes, hidden, out.shape[1]
 
 
@@ -25,7 +26,7 @@ def check_down(activated, logits, down, out, residual):
     tokens, hidden = out.shape
     check_array("activated", activated, (out.dtype,), pairs=None, intermediate=None)
     sizes = check_choice(logits, tokens, activated.shape[0])
-    check_array("down", down, (out.dtype,), experts_hidden=sizes[1] * hidden, intermediate=activated.shape[1])
+    check_stack("down", down, hidden, activated.shape[1], out.dtype, sizes[1])
     if residual is not None:
         check_array("residual", residual, (out.dtype,), tokens=tokens, hidden=hidden)
     return sizes, hidden, activated.shape[1]
@@ -40,7 +41,11 @@ def check_choice(logits, tokens, pairs):
     return tokens, experts, pairs // tokens
 
 
-def check_stack(name, weight, rows):
-    """Raise KernelArgumentError unless `weight` is a stack of matrices of `rows` rows."""
-    given = weight.shape[0]
-    check(rows > 0 and given % rows == 0, f"{name} has {given} rows; it stacks matrices of {rows} rows, one per expert")
+def check_stack(name, weight, rows, inputs, dtype, experts):
+    """Raise KernelArgumentError unless `weight` stacks matrices of `rows` rows of `inputs` numbers, of `dtype` or quantised, per expert."""
+    if not is_quantized(weight):
+        check_array(name, weight, (dtype,), rows_of_experts=experts * rows, inputs=inputs)
+        return
+    codes_of(name, weight, inputs)
+    given = weight.codes.shape[0]
+    check(given == experts * rows, f"{name} has {given} rows; {experts} experts of {rows} rows each have {experts * rows}")

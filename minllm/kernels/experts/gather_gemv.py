@@ -20,7 +20,8 @@ Lanes lie along a row, 16 bytes each, so that a warp's load is 512 contiguous by
 lane by lane in the order of expert_ids, then shuffles add the 32 lanes: always in the same order. Tokens that share an expert read it once
 each; beyond a few tokens the grouped GEMM reads less (grouped_gemm.py).
 
-Rows that are no whole number of 16-byte vectors are read element by element.
+Rows that are no whole number of 16-byte vectors are read element by element. Weights in int4 or fp8 (codes.py) are multiplied as codes, and
+the sum of each 16 bytes by their scale: the same kernels on a half or a quarter of the bytes.
 
 Source: kernels/matmul/gemv/gemv.py (the GEMV of one matrix).
 """
@@ -35,27 +36,32 @@ from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.experts.arguments import check_down, check_gate_up
 from minllm.kernels.experts.choice import make_choice, make_weights
+from minllm.kernels.experts.codes import CodeKind, codes_of, is_quantized, make_scale_at, make_unpack_eight
 from minllm.kernels.matmul.arguments import check_norm
 from minllm.kernels.matmul.gemv.sums import DOT_OF_WORDS, SCALED_DOT_OF_WORDS
-from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
+from minllm.kernels.vector import VECTOR_BYTES, vector_access, vectors_per_row
 from minllm.ptx import griddepcontrol_launch_dependents, griddepcontrol_wait, load_128, load_128_streaming
-from minllm.runtime.kernel import kernel, launch
+from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP, warp_sum
 
+VECTORS, ELEMENTS = "vectors", "elements"
 WARPS, FEATURES = 4, 2  # of a block, and of a warp
 MOST_TOKENS = 4  # more tokens share so many experts that the grouped GEMM reads less
 LOADS_OF_GATE_AND_UP, LOADS_OF_DOWN = 8, 24  # 16-byte loads of weight in flight per lane, at most
 MOST_TOGETHER = 8  # experts of which a warp reads rows at once
 
 
-def make_dots(k: int, rows: int, loads: int, dtype: str, vectorized: bool, one_x: bool, waits: bool = False):
+def make_dots(k: int, rows: int, loads: int, dtype: str, reads: str | CodeKind, one_x: bool, waits: bool = False):
     """The device function total[r] += (a row of x) . (the r-th row of weight), over this lane's elements, for `rows` rows of k elements.
 
-    loads: 16-byte loads of weight in flight. one_x: all rows of weight multiply the same row of x, times `norm` unless it is None;
-    total[rows] += its sum of squares then. waits: x may not be written yet, so wait for it after issuing the loads of weight.
+    loads: 16-byte loads of weight in flight. reads: VECTORS, ELEMENTS, or the kind of codes. one_x: all rows of weight multiply the same
+    row of x, times `norm` unless it is None; total[rows] += its sum of squares then. waits: x may
+    not be written yet, so wait for it after issuing the loads of weight.
     """
-    if not vectorized:
+    if reads == ELEMENTS:
         return make_dots_by_element(k, rows, one_x, waits)
+    if reads != VECTORS:
+        return make_dots_of_codes(k, rows, loads, dtype, reads, one_x, waits)
     width = VECTOR_BYTES // np.dtype(dtype).itemsize
     warp_step = WARP * width  # elements of a row per load of a warp
     unroll = max(1, min(loads // rows, ceil_div(k, warp_step)))
@@ -113,12 +119,72 @@ def make_dots_by_element(k: int, rows: int, one_x: bool, waits: bool):
     return dots
 
 
+def make_dots_of_codes(k: int, rows: int, loads: int, dtype: str, kind: CodeKind, one_x: bool, waits: bool):
+    """make_dots for rows of codes; weight: ExpertCodes."""
+    each, per_unit = kind.each, kind.per_unit
+    warp_step = WARP * each
+    unroll = max(1, min(loads // rows, ceil_div(k, warp_step)))
+    step, words_in_flight, eights = unroll * warp_step, rows * unroll * 4, each // 8
+    (width, load, _), unpack_eight, scale_at = vector_access(dtype), make_unpack_eight(kind), make_scale_at(kind)
+
+    @cuda.jit(device=True)
+    def load_eight(array, first, values):
+        for at in range(0, 8, width):
+            load(array, first + at, values, at)
+
+    @cuda.jit(device=True)
+    def normed(norm, first, numbers, total):
+        """numbers *= norm, and total[rows] += the squares before."""
+        scales = cuda.local.array(8, float32)
+        load_eight(norm, first, scales)
+        for j in range(8):
+            total[rows] += numbers[j] * numbers[j]
+            numbers[j] *= scales[j]
+
+    @cuda.jit(device=True)
+    def dots(x, x_starts, norm, weight, starts, total, lane):
+        words, own = cuda.local.array(words_in_flight, uint32), cuda.local.array(4, uint32)
+        numbers, values, part = cuda.local.array(8, float32), cuda.local.array(8, float32), cuda.local.array(rows, float32)
+        for start in range(0, k, step):
+            first = start + lane * each
+            for u in range(unroll):
+                if first + u * warp_step < k:
+                    for r in range(rows):
+                        w = load_128_streaming(weight.codes, (starts[r] + first + u * warp_step) // per_unit)
+                        for word in range(4):
+                            words[(u * rows + r) * 4 + word] = w[word]
+            if waits:
+                griddepcontrol_wait()
+            cuda.syncwarp()
+            for u in range(unroll):
+                at = first + u * warp_step
+                if at < k:
+                    for r in range(rows):
+                        part[r] = float32(0)
+                    for eight in range(eights):
+                        load_eight(x, x_starts[0] + at + 8 * eight, numbers)
+                        if norm is not None:
+                            normed(norm, at + 8 * eight, numbers, total)
+                        for r in range(rows):
+                            if r > 0 and not one_x:
+                                load_eight(x, x_starts[r] + at + 8 * eight, numbers)
+                            for word in range(4):
+                                own[word] = words[(u * rows + r) * 4 + word]
+                            unpack_eight(own, eight, values)
+                            for j in range(8):
+                                part[r] += numbers[j] * values[j]
+                    for r in range(rows):
+                        total[r] += scale_at(weight.scales, starts[r] // k, at) * part[r]
+
+    return dots
+
+
 @functools.cache
-def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, vectorized: bool):
-    """The kernel for x of `hidden` elements of `dtype` and `chosen` of `experts` experts per token."""
+def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, reads: str | CodeKind):
+    """The kernel for x of `hidden` elements of `dtype` and `chosen` of `experts` experts per token; reads: as in make_dots."""
     rows = 2 * FEATURES  # a gate and an up per feature
     sums = rows + 1  # and the squares of x
-    dots, choose = make_dots(hidden, rows, LOADS_OF_GATE_AND_UP, dtype, vectorized, one_x=True), make_choice(experts, chosen)
+    dots, choose = make_dots(hidden, rows, LOADS_OF_GATE_AND_UP, dtype, reads, one_x=True), make_choice(experts, chosen)
 
     @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
     def gate_up_gemv_kernel(x, norm, logits, gate_up, out, epsilon):
@@ -154,10 +220,10 @@ def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, vect
 
 
 @functools.cache
-def down_gemv_kernel(inner: int, experts: int, chosen: int, dtype: str, vectorized: bool):
-    """The kernel for experts with `inner` elements of `dtype` between up and down, `chosen` of them per token."""
+def down_gemv_kernel(inner: int, experts: int, chosen: int, dtype: str, reads: str | CodeKind):
+    """The kernel for experts with `inner` elements of `dtype` between up and down, `chosen` per token; reads: as in make_dots."""
     together = max(count for count in range(1, MOST_TOGETHER + 1) if chosen % count == 0)
-    dots = make_dots(inner, together, LOADS_OF_DOWN, dtype, vectorized, one_x=False, waits=True)
+    dots = make_dots(inner, together, LOADS_OF_DOWN, dtype, reads, one_x=False, waits=True)
     choose, weigh = make_choice(experts, chosen), make_weights(experts, chosen)
 
     @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
@@ -197,13 +263,13 @@ def gate_up_gemv(x, logits, gate_up, out, norm=None, epsilon=0.0, stream=None) -
     """Write silu(x @ gate_e.T) * (x @ up_e.T) of each token's experts e into `out` [T * k, I], from the largest logit down.
 
     x [T, H], logits float32 [T, E] of the router, gate_up [E * 2 * I, H]: gate, then up, of each expert. norm [H] and epsilon: use the
-    RMSNorm of x in place of x, in float32. x, gate_up, norm and out share one dtype: float32, float16 or bfloat16. Raises
-    KernelArgumentError for anything else.
+    RMSNorm of x in place of x, in float32. x, gate_up, norm and out share one dtype: float32, float16 or bfloat16; gate_up may also be the
+    Int4Weight or Fp8Weight of that matrix. Raises KernelArgumentError for anything else.
     """
     (tokens, experts, chosen), hidden, inner = check_gate_up(x, logits, gate_up, out)
     check_norm(norm, x)
-    vectorized = vectors_per_row(hidden, x, gate_up, *(() if norm is None else (norm,))) > 0
-    chosen_kernel = gate_up_gemv_kernel(hidden, experts, chosen, x.dtype.name, vectorized)
+    reads, gate_up = how_to_read("gate_up", gate_up, hidden, x, *(() if norm is None else (norm,)))
+    chosen_kernel = gate_up_gemv_kernel(hidden, experts, chosen, x.dtype.name, reads)
     arguments = (x, norm, logits, gate_up, out, float(epsilon))
     launch(chosen_kernel, (tokens * chosen, ceil_div(inner, WARPS * FEATURES)), WARPS * WARP, arguments, stream)
 
@@ -212,10 +278,20 @@ def down_gemv(activated, logits, normalized, down, out, residual=None, stream=No
     """Write the weighted sum of each token's experts, activated @ down_e.T, into `out` [T, H], plus residual [T, H] if given.
 
     activated [T * k, I], from the largest logit down; logits float32 [T, E]; normalized: as in route(); down [E * H, I]. The others share
-    one dtype: float32, float16 or bfloat16; residual may be `out`. The kernel before this one on the stream may still run: it must be
-    gate_up_gemv, or not the one that writes the logits. Raises KernelArgumentError for anything else.
+    one dtype: float32, float16 or bfloat16; residual may be `out`, and down the Int4Weight or Fp8Weight of that matrix. The kernel before
+    this one on the stream may still run: it must be gate_up_gemv, or not the one that writes the logits. Raises KernelArgumentError for anything else.
     """
     (tokens, experts, chosen), hidden, inner = check_down(activated, logits, down, out, residual)
-    chosen_kernel = down_gemv_kernel(inner, experts, chosen, activated.dtype.name, vectors_per_row(inner, activated, down) > 0)
+    reads, down = how_to_read("down", down, inner, activated)
+    chosen_kernel = down_gemv_kernel(inner, experts, chosen, activated.dtype.name, reads)
     arguments = (activated, logits, int(normalized), down, residual, out)
     launch(chosen_kernel, (tokens, ceil_div(hidden, WARPS)), WARPS * WARP, arguments, stream)
+
+
+def how_to_read(name: str, weight, k: int, *rows) -> tuple[str | CodeKind, object]:
+    """(reads, weight) of a kernel for a weight with rows of k numbers; rows: the arrays that it multiplies."""
+    if is_quantized(weight):
+        kind, codes = codes_of(name, weight, k)
+        check(vectors_per_row(k, *rows) > 0, f"rows beside {name} are not aligned to 16 bytes: codes are multiplied in vectors")
+        return kind, codes
+    return (VECTORS if vectors_per_row(k, *rows, weight) > 0 else ELEMENTS), weight

@@ -13,6 +13,9 @@ demands: blocks of experts without tokens end at once, and a block of a popular 
 x is gathered: the copies of a tile's rows begin at the tokens of its pairs, so that no kernel has to permute x. As in the flat GEMM, weight
 takes the side of 16 rows of mma.sync and x the side of 8, so that few tokens are padded little.
 
+Weights in int4 or fp8 arrive as codes (codes.py); the block decodes each tile once, into a tile of 16-bit numbers beside the ring, which
+the tensor cores multiply. The scales of the next step are loaded one step ahead.
+
 The sums of an output are the same bits whatever the tile: one accumulator, in ascending order of k. So a token's result depends on no other
 token (batch invariance), and the order of an expert's pairs changes nothing.
 
@@ -23,7 +26,7 @@ ring of tiles); PTX ISA, "cp.async", "mma".
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -32,12 +35,13 @@ from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.experts.arguments import check_stack
+from minllm.kernels.experts.codes import CodeKind, codes_of, is_quantized, make_pairs_of_eight, make_scale_at
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.flat.output import PADDING, make_keep_sums, make_store_eight, stored_together
 from minllm.kernels.matmul.flat.tiles import TILE_K, WAIT_FOR_ALL_BUT
 from minllm.kernels.matmul.fragments import make_multiply_tiles
-from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, with_stages_for_gpu
-from minllm.kernels.vector import vectors_per_row
+from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_place_of_chunk, with_stages_for_gpu
+from minllm.kernels.vector import load_words, vectors_per_row
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -57,14 +61,22 @@ class GroupedTiling(NamedTuple):
         return self.warps_rows * self.warps_tokens * WARP
 
     @property
-    def stage_words(self) -> int:
-        """32-bit words of a weight tile plus an x tile."""
-        return (self.rows + self.tokens) * TILE_K // 2
+    def tile_words(self) -> int:
+        """32-bit words of a weight tile in 16 bits."""
+        return self.rows * TILE_K // 2
 
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of the ring, or of the sums that later replace it."""
-        return 4 * max(self.stages * self.stage_words, self.tokens * (self.rows + PADDING))
+    def weight_words(self, kind: CodeKind | None) -> int:
+        """32-bit words of a weight tile in the ring."""
+        return self.tile_words if kind is None else self.tile_words // kind.per_unit
+
+    def stage_words(self, kind: CodeKind | None) -> int:
+        """32-bit words of a weight tile plus an x tile."""
+        return self.weight_words(kind) + self.tokens * TILE_K // 2
+
+    def shared_bytes(self, kind: CodeKind | None) -> int:
+        """Bytes of the ring and, for codes, of a decoded tile, or of the sums that later replace them."""
+        decoded = 0 if kind is None else self.tile_words
+        return 4 * max(self.stages * self.stage_words(kind) + decoded, self.tokens * (self.rows + PADDING))
 
 
 # {pairs per tile: tiling}, for the fewest bytes of x per weight that hold most experts' pairs.
@@ -119,23 +131,68 @@ def make_write_pairs(rows: int, threads: int, dtype: str, gated: bool, together:
     return write
 
 
+class DecodeTile(NamedTuple):
+    """The device functions that turn a tile of codes into numbers, and `units`, the 16-byte loads of codes per thread."""
+
+    units: int
+    load_scales: Any  # (all_scales, expert_row, shape, first_column, first_k, thread, scales): scales[unit] of the tile from first_k on
+    decode: Any  # (ring, word, decoded, scales, thread): the tile of codes at `word` as numbers at `decoded`
+
+
+def make_decode_tile(rows: int, half: int, threads: int, dtype: str, kind: CodeKind) -> DecodeTile:
+    """DecodeTile for tiles of `rows` rows of codes, of which each `half` are neighbouring rows of weight."""
+    each, chunks, eights = kind.each, TILE_K // kind.each, kind.each // 8
+    units, all_decode = ceil_div(rows * chunks, threads), rows * chunks % threads == 0
+    place_of_codes, place_of_chunk = make_place_of_chunk(TILE_K // kind.per_unit), make_place_of_chunk(TILE_K)
+    pairs_of_eight, scale_at = make_pairs_of_eight(kind, dtype), make_scale_at(kind)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_scales(all_scales, expert_row, shape, first_column, first_k, thread, scales):
+        columns, k = shape
+        for unit in range(units):
+            item = int32(thread + unit * threads)
+            row = item // chunks
+            if all_decode or row < rows:
+                column = min(int32(first_column + row % half), int32(columns - 1))  # rows beyond the edge repeat the last one
+                at = min(int32(first_k + item % chunks * each), int32(k - 1))
+                scales[unit] = scale_at(all_scales, expert_row + row // half * columns + column, at)
+
+    @cuda.jit(device=True, forceinline=True)
+    def decode(ring, word, decoded, scales, thread):
+        words = cuda.local.array(4, uint32)
+        for unit in range(units):
+            item = int32(thread + unit * threads)
+            row, chunk = item // chunks, item % chunks
+            if all_decode or row < rows:
+                tile = uint32(word + row // half * half * chunks * 4)
+                load_words(ring, uint32(tile + uint32(4) * place_of_codes(row % half, chunk)), words, 0)
+                for eight in range(eights):
+                    a, b, c, d = pairs_of_eight(words, eight, scales[unit])
+                    place = uint32(decoded + uint32(4) * place_of_chunk(row, chunk * eights + eight))
+                    ptx.store_128(ring, place, a, b, c, d)
+
+    return DecodeTile(units, load_scales, decode)
+
+
 @functools.cache
-def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together: int):
-    """The kernel for x and weight of `dtype`.
+def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together: int, kind: CodeKind | None = None):
+    """The kernel for x and weight of `dtype`, or weight in codes of `kind`.
 
     chosen: experts per token, for gate and up, whose x has a row per token; 0: down, whose x has a row per pair. together: outputs per
     store, see `stored_together`.
     """
     rows, tokens, warps_rows, warps_tokens, stages = tiling
-    threads, stage_words, weight_words = tiling.threads, tiling.stage_words, rows * TILE_K // 2
-    gated, chunks = chosen > 0, TILE_K // CHUNK
+    threads, stage_words, weight_words = tiling.threads, tiling.stage_words(kind), tiling.weight_words(kind)
+    gated, is_coded, chunks, decoded = chosen > 0, kind is not None, TILE_K // CHUNK, stages * stage_words
     half = rows // 2 if gated else rows  # neighbouring rows of weight, and columns of out
     warp_rows, warp_tokens, stride = rows // warps_rows, tokens // warps_tokens, rows + PADDING
     blocks_a, blocks_b = warp_rows // 16, warp_tokens // 8
     totals, ahead = 4 * blocks_a * blocks_b, stages - 1
-    find_weight, copy_weight = make_copy_tile(half, TILE_K, threads)
+    weight_k = TILE_K if kind is None else TILE_K // kind.per_unit  # elements of weight per row of a tile
+    find_weight, copy_weight = make_copy_tile(half, weight_k, threads)
     _, copy_x = make_copy_tile(tokens, TILE_K, threads)
-    weight_copies, x_copies = ceil_div(half * chunks, threads), ceil_div(tokens * chunks, threads)
+    weight_copies, x_copies = ceil_div(half * weight_k // CHUNK, threads), ceil_div(tokens * chunks, threads)
+    units, load_scales, decode = (1, None, None) if kind is None else make_decode_tile(rows, half, threads, dtype, kind)
     multiply_tiles = make_multiply_tiles(warp_rows, warp_tokens, TILE_K, dtype)
     keep_sums, write = make_keep_sums(rows, blocks_b), make_write_pairs(rows, threads, dtype, gated, together)
     wait_for_the_oldest = WAIT_FOR_ALL_BUT[stages - 2]
@@ -151,14 +208,14 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
     @cuda.jit(device=True, forceinline=True)
     def copy_stage(x, x_starts, weight, starts, second_starts, step, ring, thread):
         """Start copying a step's tiles of weight, gate rows and then up rows, and of x."""
-        word, first_k = uint32(step) % uint32(stages) * uint32(stage_words), int32(step * TILE_K)
+        word, first_k = uint32(step) % uint32(stages) * uint32(stage_words), int32(step * weight_k)
         copy_weight(weight, starts, first_k, ring, word, thread)
         if gated:
             copy_weight(weight, second_starts, first_k, ring, uint32(word + weight_words // 2), thread)
-        copy_x(x, x_starts, first_k, ring, uint32(word + weight_words), thread)
+        copy_x(x, x_starts, int32(step * TILE_K), ring, uint32(word + weight_words), thread)
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(x, pairs, first, end, weight, starts, second_starts, out, first_column, ring, sums, thread):
+    def multiply(x, pairs, first, end, weight, all_scales, expert_row, starts, second_starts, out, first_column, ring, sums, thread):
         """The outputs of the pairs from `first` on that fit the tile. ring: [stages, tile of weight then tile of x]."""
         lane, warp = thread & uint32(31), thread >> uint32(5)
         warp_row, warp_token = warp // uint32(warps_tokens), warp % uint32(warps_tokens)
@@ -166,6 +223,10 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
         find_x(x, pairs, first, end, thread, x_starts)
         for i in range(totals):
             total[i] = 0.0
+        scales, scales_ahead = cuda.local.array(units, float32), cuda.local.array(units, float32)
+        shape = int32(out.shape[1]), int32(x.shape[1])
+        if is_coded:
+            load_scales(all_scales, expert_row, shape, first_column, int32(0), thread, scales_ahead)
         steps = int32((x.shape[1] + TILE_K - 1) // TILE_K)
         for step in range(ahead):
             if step < steps:
@@ -179,7 +240,16 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
                 copy_stage(x, x_starts, weight, starts, second_starts, int32(step + ahead), ring, thread)
             ptx.cp_async_commit_group()  # an empty group if nothing is left to copy: the wait counts groups
             word = uint32(step) % uint32(stages) * uint32(stage_words)
-            multiply_tiles(total, ring, word, uint32(word + weight_words), warp_row, warp_token, lane)
+            tile = word
+            if is_coded:
+                for unit in range(units):
+                    scales[unit] = scales_ahead[unit]
+                if step + 1 < steps:
+                    load_scales(all_scales, expert_row, shape, first_column, int32((step + 1) * TILE_K), thread, scales_ahead)
+                tile = uint32(decoded)
+                decode(ring, word, tile, scales, thread)
+                cuda.syncthreads()
+            multiply_tiles(total, ring, tile, uint32(word + weight_words), warp_row, warp_token, lane)
             step = int32(step + 1)
         cuda.syncthreads()  # all tiles have been multiplied: the sums may overwrite them
         for i in range(blocks_a):
@@ -188,8 +258,9 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
         write(out, pairs, sums, 0, first, min(int32(end - first), tokens), first_column, thread)
 
     @kernel(launch_bounds=threads, dependent_launch=True)
-    def grouped_gemm_kernel(x, pairs, offsets, weight, out):
-        """x [T or P, K], pairs [P], offsets [E + 1], weight [E * N, K], out [P, N / 2 or N]; grid: columns, experts, strides."""
+    def grouped_gemm_kernel(x, pairs, offsets, weight, scales, out):
+        """x [T or P, K], pairs [P], offsets [E + 1], weight [E * N, K] or the codes and scales of ExpertCodes, out [P, N / 2 or N]; grid:
+        columns, experts, strides."""
         wait_for_predecessors()
         ring, sums = cuda.shared.array(0, uint32, alignment=128), cuda.shared.array(0, float32, alignment=128)  # the same memory
         thread, expert = uint32(cuda.threadIdx.x), int32(cuda.blockIdx.y)
@@ -197,13 +268,13 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
         first = int32(offsets[expert] + cuda.blockIdx.z * tokens)
         first_column, columns = int32(cuda.blockIdx.x) * half, int32(out.shape[1])
         starts, second_starts = cuda.local.array(weight_copies, int64), cuda.local.array(weight_copies, int64)
+        expert_row = int32(expert * (2 * columns if gated else columns))
         if first < end:
-            row = int32(expert * (2 * columns if gated else columns) + first_column)
-            find_weight(weight, row, thread, starts)
+            find_weight(weight, int32(expert_row + first_column), thread, starts)
             if gated:
-                find_weight(weight, row + columns, thread, second_starts)
+                find_weight(weight, int32(expert_row + first_column + columns), thread, second_starts)
         while first < end:
-            multiply(x, pairs, first, end, weight, starts, second_starts, out, first_column, ring, sums, thread)
+            multiply(x, pairs, first, end, weight, scales, expert_row, starts, second_starts, out, first_column, ring, sums, thread)
             cuda.syncthreads()  # the next tile's copies overwrite the sums
             first = int32(first + cuda.gridDim.z * tokens)
 
@@ -211,16 +282,17 @@ def grouped_gemm_kernel(tiling: GroupedTiling, dtype: str, chosen: int, together
 
 
 def fits(*arrays) -> bool:
-    """Whether the kernel supports these arrays of rows: 16 bits, each row aligned to 16 bytes."""
-    return all(array.dtype in HALF_DTYPES and vectors_per_row(array.shape[1], array) > 0 for array in arrays)
+    """Whether the kernel supports these rows: 16 bits, each row aligned to 16 bytes; and any weights in codes."""
+    plain = [array for array in arrays if not is_quantized(array)]
+    return all(array.dtype in HALF_DTYPES and vectors_per_row(array.shape[1], array) > 0 for array in plain)
 
 
 def grouped_gate_up(x, pairs, offsets, gate_up, out, stream=None, tiling: GroupedTiling | None = None) -> None:
     """Write silu(gate_e x_t) * (up_e x_t) of the pairs, in the order of `pairs`, into `out` [P, I].
 
     x [T, H], pairs [P], offsets [E + 1] as sort_by_expert writes them, gate_up [E * 2 * I, H]: gate, then up, of each expert. x,
-    gate_up and out share one dtype, float16 or bfloat16; their rows begin on multiples of 16 bytes. Raises KernelArgumentError for
-    anything else.
+    gate_up and out share one dtype, float16 or bfloat16; their rows begin on multiples of 16 bytes. gate_up may also be the Int4Weight or
+    Fp8Weight of that matrix. Raises KernelArgumentError for anything else.
     """
     check_grouped(x, pairs, offsets, gate_up, out, 2 * out.shape[1])
     whole = x.shape[0] > 0 and pairs.shape[0] % x.shape[0] == 0
@@ -243,9 +315,8 @@ def check_grouped(x, pairs, offsets, weight, out, rows: int) -> None:
     check_array("x", x, HALF_DTYPES, rows=None, K=None)
     check_array("pairs", pairs, INDEX_DTYPES, pairs=None)
     check_array("offsets", offsets, INDEX_DTYPES, experts_and_end=None)
-    check_array("weight", weight, (x.dtype,), N=rows * (offsets.shape[0] - 1), K=x.shape[1])
     check_array("out", out, (x.dtype,), pairs=pairs.shape[0], columns=None)
-    check_stack("weight", weight, rows)
+    check_stack("weight", weight, rows, x.shape[1], x.dtype, offsets.shape[0] - 1)
     check(fits(x, weight), f"rows of x {list(x.shape)} and weight begin on multiples of 16 bytes: take the gather GEMV for others")
 
 
@@ -256,5 +327,6 @@ def launch_grouped(x, pairs, offsets, weight, out, chosen: int, stream, tiling: 
     columns = tiling.rows // 2 if chosen else tiling.rows
     strides = ceil_div(2 * count, experts * tiling.tokens)
     grid = (ceil_div(out.shape[1], columns), experts, strides)
-    chosen_kernel = grouped_gemm_kernel(tiling, x.dtype.name, chosen, stored_together(out, x.dtype))
-    launch(chosen_kernel, grid, tiling.threads, (x, pairs, offsets, weight, out), stream, tiling.shared_bytes)
+    kind, (weight, scales) = codes_of("weight", weight, x.shape[1]) if is_quantized(weight) else (None, (weight, None))
+    chosen_kernel = grouped_gemm_kernel(tiling, x.dtype.name, chosen, stored_together(out, x.dtype), kind)
+    launch(chosen_kernel, grid, tiling.threads, (x, pairs, offsets, weight, scales, out), stream, tiling.shared_bytes(kind))
