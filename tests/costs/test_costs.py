@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minllm import costs
+from minllm.errors import InvalidOptionError
 from minllm.models.config_reader import parse_model_config
 from minllm.models.layout import layout_of
 from minllm.models.parts.experts import touched_experts
@@ -112,6 +113,18 @@ def test_experts_that_a_batch_touches():
     assert touched_experts(config, 1) == pytest.approx(8) and touched_experts(config, 10**4) == 128
     assert costs.active_parameters(config) == 30_532_122_624 - 48 * 120 * 3 * 2048 * 768  # Qwen says 3.3 billion
     assert costs.active_parameters(named_config("llama-3.1-8b")) == 8_030_261_248
+
+
+def test_ranks_divide_each_expert_and_not_their_number():
+    """9 experts on 2 ranks are two halves of each; widths that are not whole on every rank are refused by name, the shared expert's too."""
+    config = parse_model_config(FAMILIES["qwen3_moe"])
+    part = costs.shard(config, 2)
+    assert (part.num_experts, part.intermediate_size) == (9, 28)
+    with pytest.raises(InvalidOptionError, match="degree of 2 does not divide this model: .* an inner width of 57"):
+        costs.shard(replace(config, intermediate_size=57), 2)
+    shared = parse_model_config(FAMILIES["qwen2_moe"])
+    with pytest.raises(InvalidOptionError, match="degree of 2 does not divide .* width of 24, 57 in the shared expert"):
+        costs.shard(replace(shared, shared_expert_intermediate_size=57), 2)
 
 
 def test_the_stages_of_experts_by_hand():

@@ -152,6 +152,10 @@ REFUSED = {
     "unknown layer type": {
         **LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "layer_types": ["linear_attention"] * 3,
     },
+    "unknown layer type beside experts": {**EXPERTS, "layer_types": ["full_attention", "linear_attention", "full_attention"]},
+    "unknown layer type beside a shared expert": {
+        **EXPERTS, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "layer_types": ["linear_attention"] * 3,
+    },
     "another architecture": {**LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"},
     "another task": {**LLAMA, "architectures": ["LlamaForSequenceClassification"]},
     "architecture against type": {**LLAMA, "model_type": "llama4"},

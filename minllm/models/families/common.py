@@ -82,17 +82,28 @@ def layer_windows(fields: Fields, layers: int, window: int, default: Callable[[i
 
     window: the size of all windows; 0 means that there are none, and then layer_types must not list any.
     """
-    kinds = fields.values.get("layer_types")
+    kinds = layer_kinds(fields, layers)
     if kinds is None:
         return tuple(window if default(layer) else 0 for layer in range(layers))
+    if "sliding_attention" in kinds and not window:
+        raise CheckpointError(f"{fields.source} has layer_types of sliding_attention and no sliding_window; it must say how many tokens.")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def layer_kinds(fields: Fields, layers: int) -> list[str] | None:
+    """layer_types, "full_attention" or "sliding_attention" per layer; None if the key is missing.
+
+    Raises UnsupportedModelError for other kinds of layers.
+    """
+    kinds = fields.values.get("layer_types")
+    if kinds is None:
+        return None
     if not isinstance(kinds, list) or len(kinds) != layers:
         raise CheckpointError(f"{fields.source} must list one of layer_types for each of its {layers} layers.")
     unknown = set(map(str, kinds)) - {"full_attention", "sliding_attention"}
     if unknown:
         raise UnsupportedModelError(f"{fields.source} has layer_types {sorted(unknown)}; minllm has full_attention and sliding_attention.")
-    if "sliding_attention" in kinds and not window:
-        raise CheckpointError(f"{fields.source} has layer_types of sliding_attention and no sliding_window; it must say how many tokens.")
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    return kinds
 
 
 def sliding_window(fields: Fields) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.config import ModelConfig
-from minllm.models.families.common import LLAMA_SHAPE_KEYS, layer_windows, llama_shape, sliding_window
+from minllm.models.families.common import LLAMA_SHAPE_KEYS, layer_kinds, layer_windows, llama_shape, sliding_window
 from minllm.models.json_files import Fields
 
 NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts")  # transformers writes the second, older files have the first
@@ -36,10 +36,11 @@ def read_qwen2_moe(fields: Fields) -> ModelConfig:
 
 
 def read_qwen3_moe(fields: Fields) -> ModelConfig:
-    """Qwen3-MoE: norms on q and k; use_sliding_window gives all layers one window.
+    """Qwen3-MoE: norms on q and k; use_sliding_window gives all layers one window, whatever layer_types says, as in transformers.
 
-    Raises UnsupportedModelError if some layers have a plain feed-forward in place of experts.
+    Raises UnsupportedModelError if some layers have a plain feed-forward in place of experts, or another kind of attention.
     """
+    layer_kinds(fields, fields.integer("num_hidden_layers"))
     bias = fields.flag("attention_bias", False)
     window = sliding_window(fields) if fields.flag("use_sliding_window", False) else 0
     return _with_experts(

@@ -118,6 +118,20 @@ def test_quantised_weights_are_cut_between_groups(quantization, most, tmp_path):
     assert np.linalg.norm(first - whole) < most * np.linalg.norm(whole)
 
 
+def test_quantised_experts_are_cut_between_groups(tmp_path):
+    """Each of two ranks has half of every expert's inner width: the same groups with the same codes."""
+    sizes = dict(hidden_size=64, moe_intermediate_size=64, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True)
+    heads = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    (tmp_path / "config.json").write_text(json.dumps(dict(model_type="qwen3_moe", vocab_size=VOCAB_SIZE, **sizes, **heads)))
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    options = dict(model=tmp_path, device="cpu", load_format="dummy", dtype="float32", max_model_len=64, max_num_seqs=2)
+    whole, _ = logits(EngineOptions(**options, quantization="int4"))
+    (first, _), (second, engine) = of_ranks(2, EngineOptions(**options, quantization="int4", tensor_parallel_size=2))
+    assert engine.model.weights.layers[0].mlp.down.weight.codes.shape == (5 * 64, 32 // 2)
+    np.testing.assert_array_equal(first, second)
+    assert np.linalg.norm(first - whole) < 1e-5 * np.linalg.norm(whole)
+
+
 def test_a_rank_reads_only_its_part_of_the_file(tmp_path):
     """NaN in rows of the embedding that belong to rank 1 is found by rank 1 alone."""
     directory = copytree(model_directory("llama3"), tmp_path / "model")
