@@ -251,8 +251,8 @@ print(
 )
 
 # %% [markdown]
-# So the bytes are noise, and the waiting is a fifth of the floor. For one row the package fuses the norm into the
-# router's kernel; the choice is still a kernel of its own.
+# So the bytes are noise, and the waiting would be a fifth of the floor. For one row the package fuses the norm into the
+# router's kernel, and for up to four tokens the choice into the experts' kernels: a warp of each block makes it again.
 #
 # ## Load, and its tail
 #
@@ -318,7 +318,7 @@ show_source(
 # ## Measured against predicted
 #
 # Random weights of Qwen3-30B-A3B's shape, bf16, 1,024 tokens of context, measured on an NVIDIA H200 on 2026-11-28 at
-# commit f65a1017 (`minllm bench step --model qwen3-30b-a3b`). Predicted: the floor plus launches, by
+# commits f29ffae0 (one sequence) and f65a1017 (`minllm bench step --model qwen3-30b-a3b`). Predicted: the floor plus launches, by
 # [step_time.py](../minllm/costs/step_time.py).
 
 # %%
@@ -327,7 +327,7 @@ from minllm.machine.hardware import gpu_named
 
 h200 = gpu_named("h200")[1]
 rates = StepRates.of(h200.ceiling_tb_s, h200.measured_bf16_tflops)
-measured = {1: 2.64, 16: 11.4, 64: 17.4}  # batch: ms
+measured = {1: 2.26, 16: 11.4, 64: 17.4}  # batch: ms
 for n, ms in measured.items():
     predicted = 1e3 * decode_step_seconds(moe30, n, 1024, rates)
     floor = floor_ms(moe30, n)
@@ -345,8 +345,9 @@ guess.against(
 )
 
 # %% [markdown]
-# One sequence is furthest from its floor; the prediction puts that down to launches. 64 are within an eighth of it. Sixteen sequences take 4.3 times
-# as long as one: each gets its token later, and together they still get 3.7 times as many.
+# One sequence is furthest from its floor; the prediction puts that down to launches. While the choice was a kernel of its
+# own that step took 2.64 ms (commit f65a1017). Sixteen sequences take 5 times as long as one: each gets its token later,
+# and together they still get 3.2 times as many. 64 are within an eighth of their floor.
 #
 # ## Exercises
 #
@@ -376,7 +377,7 @@ show_case("fickle_text")
 # ## Problems
 #
 # ??? question "1. An H200 costs 4 dollars per hour. By the measurements above, what do a million tokens cost at batch 1, 16 and 64?"
-#     2.64 ms per token is 0.73 hours per million: 2.93 dollars. 11.4 ms for 16 tokens is 0.79 dollars, 17.4 ms for 64
+#     2.26 ms per token is 0.63 hours per million: 2.51 dollars. 11.4 ms for 16 tokens is 0.79 dollars, 17.4 ms for 64
 #     is 0.30. Batches hurt the step, and still pay.
 #
 # ??? question "2. A model has 8 experts of which a token takes 2, another 128 of which it takes 32. Which reads the larger share of its experts for 4 tokens?"
@@ -397,11 +398,12 @@ show_case("fickle_text")
 
 # %% tags=["hide"]
 per_million = {n: ms / n / 3600 * 4 * 1e3 for n, ms in measured.items()}
-assert [f"{per_million[n]:.2f}" for n in (1, 16, 64)] == ["2.93", "0.79", "0.30"]
+assert [f"{per_million[n]:.2f}" for n in (1, 16, 64)] == ["2.51", "0.79", "0.30"]
 assert round(100 * (1 - (1 - 2 / 8) ** 4)) == 68
 assert round(experts_read(even, 4), 1) == 29.1
 assert 185 < h200.measured_bf16_tflops / h200.ceiling_tb_s < 195
-assert round(factor, 1) == 4.3 and round(16 / factor, 1) == 3.7
+assert round(factor, 1) == 5.0 and round(16 / factor, 1) == 3.2
+assert 0.33 < 1 - floor_ms(moe30, 1) / measured[1] < 0.37
 assert 0.18 < launch_ms / floor_ms(moe30, 1) < 0.22
 assert measured[64] / floor_ms(moe30, 64) < 1.125
 assert 0.845 < floor_ms(moe30, 16) / measured[16] < 0.865
@@ -412,8 +414,8 @@ assert 0.88 < of_experts / costs.decode_step(moe30, 16, 1024).bytes < 0.92
 # ## What next, and which measurement says so
 #
 # At batch 16, 85 % of the step is what its bytes take at full speed, and nine tenths of the bytes are experts. Fewer bits
-# per weight shorten that, as in [lesson 18](18_quantised_weights.py). At batch 1 the rest is launches: fusing the choice
-# into the router's kernel would save 48 of them.
+# per weight shorten that, as in [lesson 18](18_quantised_weights.py): `quantization="int4_g128"` quantises experts too. At
+# batch 1 a third of the step is not reading: launches, and kernels that wait for the one before.
 #
 # ## Sources
 #

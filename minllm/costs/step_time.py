@@ -24,9 +24,9 @@ except that of int8 with 2,048 rows on the H100, which is 13 % too long: one rat
 and six formats are off by at most 9 % (tests/costs/test_step_time.py).
 
 A mixture of experts reads the experts that its tokens touch, in GEMVs up to GATHERED_ROWS tokens and in grouped GEMMs beyond. It launches
-more kernels: the router's GEMM and choice, beyond one token the norm, and for grouped GEMMs a counting sort and the sum of the experts.
-With that, steps of Qwen3-30B-A3B's shape in bfloat16 at a context of 1,024 are predicted 4 to 7 % short on an H200 (measured 2026-11-28,
-commit f65a1017): 2.46 ms for one sequence (measured 2.64), 10.96 for 16 (11.4), 16.7 for 64 (17.4).
+more kernels: the router's GEMM, beyond one token the norm, and for grouped GEMMs the choice, a counting sort and the sum of the experts.
+With that, steps of Qwen3-30B-A3B's shape in bfloat16 at a context of 1,024 are predicted within 4 % on an H200 (measured 2026-11-28):
+2.31 ms for one sequence (measured 2.26, commit f29ffae0), 10.96 for 16 (11.4, commit f65a1017), 16.7 for 64 (17.4).
 
 Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is our addition.
 """
@@ -144,8 +144,10 @@ def stage_seconds(stage: Stage, rows: int, config: ModelConfig, rates: StepRates
 
 def kernels_of(name: str, rows: int, config: ModelConfig, weight_format: WeightFormat) -> int:
     """Kernels per layer of a stage that is not a projection; 0 if a projection's kernel includes it."""
-    if name in ("router", "shared expert sum"):
-        return 2  # the router's GEMM and choice; the gate's GEMM and the gated sum
+    if name == "router":
+        return 2 if rows > GATHERED_ROWS else 1  # its GEMM, and the choice, which the GEMVs include
+    if name == "shared expert sum":
+        return 2  # the gate's GEMM and the gated sum
     if name == "expert sum":
         return 2 if rows > GATHERED_ROWS else 0  # with the counting sort
     if name == "MLP norm" and config.num_experts:

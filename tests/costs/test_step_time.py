@@ -118,21 +118,21 @@ def test_whole_steps_are_predicted_within_9_per_cent():
     assert {case: error for case, error in errors.items() if abs(error) > 0.09} == {}
 
 
-@pytest.mark.parametrize(("batch", "measured"), [(1, 2.64), (16, 11.4), (64, 17.4)])
-def test_steps_with_experts_are_predicted_within_8_per_cent(batch, measured):
-    """Qwen3-30B-A3B's shape on an H200, bfloat16, context 1,024; milliseconds measured 2026-11-28, commit f65a1017."""
+@pytest.mark.parametrize(("batch", "measured"), [(1, 2.256), (16, 11.4), (64, 17.4)])
+def test_steps_with_experts_are_predicted_within_5_per_cent(batch, measured):
+    """Qwen3-30B-A3B's shape on an H200, bfloat16, context 1,024; ms measured 2026-11-28, commits f29ffae0 (batch 1) and f65a1017."""
     seconds = decode_step_seconds(named_config("qwen3-30b-a3b"), batch, 1024, RATES)
-    assert 1e3 * seconds == pytest.approx(measured, rel=0.08)
+    assert 1e3 * seconds == pytest.approx(measured, rel=0.05)
 
 
 def test_the_kernels_that_experts_add():
-    """Of one token: those of router and choice. Of more: also the norm, and from the grouped GEMMs on sort and sum."""
+    """Of one token: the router's. Of more: also the norm, and from the grouped GEMMs on choice, sort and sum."""
     config = named_config("qwen3-30b-a3b")
     shared = replace(config, shared_expert_intermediate_size=768)
     stages = ("MLP norm", "router", "expert activation", "expert sum", "shared expert activation", "shared expert sum")
     counts = {rows: [kernels_of(name, rows, config, PLAIN) for name in stages[:4]] for rows in (1, 2, GATHERED_ROWS, GATHERED_ROWS + 1)}
-    assert counts == {1: [0, 2, 0, 0], 2: [1, 2, 0, 0], 4: [1, 2, 0, 0], 5: [1, 2, 0, 2]} and GATHERED_ROWS == MOST_TOKENS
-    assert [kernels_of(name, 1, shared, PLAIN) for name in stages] == [1, 2, 0, 0, 0, 2]
+    assert counts == {1: [0, 1, 0, 0], 2: [1, 1, 0, 0], 4: [1, 1, 0, 0], 5: [1, 2, 0, 2]} and GATHERED_ROWS == MOST_TOKENS
+    assert [kernels_of(name, 1, shared, PLAIN) for name in stages] == [1, 1, 0, 0, 0, 2]
 
 
 def test_columns_are_filled_by_the_rows_that_take_the_batched_gemv():

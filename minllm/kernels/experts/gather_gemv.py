@@ -48,7 +48,7 @@ VECTORS, ELEMENTS = "vectors", "elements"
 WARPS, FEATURES = 4, 2  # of a block, and of a warp
 MOST_TOKENS = 4  # more tokens share so many experts that the grouped GEMM reads less
 LOADS_OF_GATE_AND_UP, LOADS_OF_DOWN = 8, 24  # 16-byte loads of weight in flight per lane, at most
-MOST_TOGETHER = 8  # experts of which a warp reads rows at once
+MOST_TOGETHER, MOST_CODES_TOGETHER = 8, 4  # experts of which a warp reads rows at once; more rows of codes take too many registers
 
 
 def make_dots(k: int, rows: int, loads: int, dtype: str, reads: str | CodeKind, one_x: bool, waits: bool = False):
@@ -179,10 +179,16 @@ def make_dots_of_codes(k: int, rows: int, loads: int, dtype: str, kind: CodeKind
     return dots
 
 
+def features_of(reads: str | CodeKind) -> int:
+    """Features of gate and up per warp; of codes one, because registers hold the numbers of few rows."""
+    return FEATURES if isinstance(reads, str) else 1
+
+
 @functools.cache
 def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, reads: str | CodeKind):
     """The kernel for x of `hidden` elements of `dtype` and `chosen` of `experts` experts per token; reads: as in make_dots."""
-    rows = 2 * FEATURES  # a gate and an up per feature
+    features = features_of(reads)
+    rows = 2 * features  # a gate and an up per feature
     sums = rows + 1  # and the squares of x
     dots, choose = make_dots(hidden, rows, LOADS_OF_GATE_AND_UP, dtype, reads, one_x=True), make_choice(experts, chosen)
 
@@ -192,7 +198,7 @@ def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, read
         griddepcontrol_wait()
         griddepcontrol_launch_dependents()
         lane, warp = int32(cuda.threadIdx.x) % WARP, int32(cuda.threadIdx.x) // WARP
-        pair, first = int32(cuda.blockIdx.x), (int32(cuda.blockIdx.y) * WARPS + warp) * FEATURES
+        pair, first = int32(cuda.blockIdx.x), (int32(cuda.blockIdx.y) * WARPS + warp) * features
         inner, token = int32(out.shape[1]), pair // chosen
         expert_ids = cuda.shared.array(chosen, int32)
         if warp == 0:
@@ -211,7 +217,7 @@ def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, read
         inverse_rms = float32(1)
         if norm is not None:
             inverse_rms = libdevice.rsqrtf(warp_sum(total[rows]) * float32(1 / hidden) + epsilon)
-        for feature in range(FEATURES):
+        for feature in range(features):
             value, up = warp_sum(total[2 * feature]) * inverse_rms, warp_sum(total[2 * feature + 1]) * inverse_rms
             if lane == 0 and first + feature < inner:
                 out[pair, first + feature] = value * sigmoid(value) * up
@@ -222,7 +228,8 @@ def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, read
 @functools.cache
 def down_gemv_kernel(inner: int, experts: int, chosen: int, dtype: str, reads: str | CodeKind):
     """The kernel for experts with `inner` elements of `dtype` between up and down, `chosen` per token; reads: as in make_dots."""
-    together = max(count for count in range(1, MOST_TOGETHER + 1) if chosen % count == 0)
+    most = MOST_TOGETHER if isinstance(reads, str) else MOST_CODES_TOGETHER
+    together = max(count for count in range(1, most + 1) if chosen % count == 0)
     dots = make_dots(inner, together, LOADS_OF_DOWN, dtype, reads, one_x=False, waits=True)
     choose, weigh = make_choice(experts, chosen), make_weights(experts, chosen)
 
@@ -271,7 +278,7 @@ def gate_up_gemv(x, logits, gate_up, out, norm=None, epsilon=0.0, stream=None) -
     reads, gate_up = how_to_read("gate_up", gate_up, hidden, x, *(() if norm is None else (norm,)))
     chosen_kernel = gate_up_gemv_kernel(hidden, experts, chosen, x.dtype.name, reads)
     arguments = (x, norm, logits, gate_up, out, float(epsilon))
-    launch(chosen_kernel, (tokens * chosen, ceil_div(inner, WARPS * FEATURES)), WARPS * WARP, arguments, stream)
+    launch(chosen_kernel, (tokens * chosen, ceil_div(inner, WARPS * features_of(reads))), WARPS * WARP, arguments, stream)
 
 
 def down_gemv(activated, logits, normalized, down, out, residual=None, stream=None) -> None:
@@ -279,7 +286,8 @@ def down_gemv(activated, logits, normalized, down, out, residual=None, stream=No
 
     activated [T * k, I], from the largest logit down; logits float32 [T, E]; normalized: as in route(); down [E * H, I]. The others share
     one dtype: float32, float16 or bfloat16; residual may be `out`, and down the Int4Weight or Fp8Weight of that matrix. The kernel before
-    this one on the stream may still run: it must be gate_up_gemv, or not the one that writes the logits. Raises KernelArgumentError for anything else.
+    this one on the stream may still run: it must be gate_up_gemv, or not the one that writes the logits. Raises KernelArgumentError for
+    anything else.
     """
     (tokens, experts, chosen), hidden, inner = check_down(activated, logits, down, out, residual)
     reads, down = how_to_read("down", down, inner, activated)
