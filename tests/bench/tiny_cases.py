@@ -10,10 +10,11 @@ from minllm.catalogue.matmul.quantized_measured import row as quantized_row
 
 
 def tiny(launch):
-    """The first small launch of the same launcher, dtype and words that has most of its flags."""
+    """The first small launch of the same launcher, dtype, words and window that has most of its flags."""
     words, flags = ({name: one for name, one in launch.shape.items() if isinstance(one, kinds)} for kinds in (str | np.dtype, bool))
     every = [one for one in small_launches(launch.stage) if one.name == launch.name and words.items() <= one.shape.items()]
-    return max(every, key=lambda one: len(flags.items() & one.shape.items()))
+    window = launch.shape.get("sliding_window", 0)
+    return max(every, key=lambda one: (one.shape.get("sliding_window", 0) == window, len(flags.items() & one.shape.items())))
 
 
 def tiny_rows():
