@@ -77,10 +77,10 @@ def linear_add(m, n, k, dtype=BFLOAT16, bias=False, tiling=None):
         return given | dict(bias=noise.whole_numbers((n,), dtype) if bias else None)
 
     def reference(x, weight, bias, residual, norm):
-        stream = matmul_reference(x, weight, bias, np.float32) + residual.astype(np.float32)
-        rows = fused.choose_fused_tiling(m, n, k).rows if tiling is None else tiling.rows
-        squares = np.square(stream).reshape(m, -1, rows).sum(axis=2).T.copy()
-        return stream.astype(dtype), (stream * norm.astype(np.float32)).astype(dtype), squares
+        stream = (matmul_reference(x, weight, bias, np.float32) + residual.astype(np.float32)).astype(dtype)
+        rows, rounded = fused.choose_fused_tiling(m, n, k).rows if tiling is None else tiling.rows, stream.astype(np.float32)
+        squares = np.square(rounded).reshape(m, -1, rows).sum(axis=2).T.copy()
+        return stream, (rounded * norm.astype(np.float32)).astype(dtype), squares
 
     call = calls(fused.linear_add, epsilon=EPSILON, tiling=tiling)
     moved = {} if tiling is None else linear_add_moved(m, n, k, dtype.itemsize, tiling)
@@ -117,7 +117,8 @@ def gated_of_deferred_norm(m, n, k, parts, dtype=BFLOAT16, tiling=None):
     """silu(y @ gate.T) * (y @ up.T), y being a norm with squares in parts that the kernel finishes."""
 
     def arrays(noise):
-        return unfinished(noise, m, k, parts, dtype) | dict(gate_up=noise.array((2 * n, k), dtype), out=noise.unwritten((m, n), dtype))
+        gate_up = noise.array((2 * n, k), dtype, k**-0.5)  # float16 has room for the products of gates and ups
+        return unfinished(noise, m, k, parts, dtype) | dict(gate_up=gate_up, out=noise.unwritten((m, n), dtype))
 
     def call(ops, gate_up, out, **x):
         fused.gated(deferred(**x), gate_up, out, stream=ops.stream, tiling=tiling)
