@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 
 from minllm.catalogue.launch import on_device
-from minllm.catalogue.noise import SHORT, Noise
+from minllm.catalogue.noise import LENGTH, SHORT, Noise
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
@@ -84,7 +84,7 @@ def sizes_of(launch):
 
 def check(launch, device):
     """Reference and kernels agree with the oracle, or with each other; nothing else is written."""
-    host, oracle, ops = launch.arrays(Noise(length=SHORT)), oracle_of(launch), GuardedOps(device)
+    host, oracle, ops = launch.arrays(noise_of(launch)), oracle_of(launch), GuardedOps(device)
     before = {name: np.copy(array) for name, array in host.items() if isinstance(array, np.ndarray)}
     expected = launch.reference(**host)
     for name, array in before.items():
@@ -104,9 +104,20 @@ def check(launch, device):
         if callable(right):
             right({one: ops.host(results[one]) for one in expected}, expected)
             continue
-        untouched = raw(reference) == raw(before[name]) if name in before else np.zeros(reference.shape, bool)
+        untouched = left_alone(before[name], reference, right) if name in before else np.zeros(reference.shape, bool)
         np.testing.assert_array_equal(raw(found)[untouched], raw(reference)[untouched], err_msg=f"{name}: written where nothing was due")
         compare(launch, name, found[~untouched], reference[~untouched], right[~untouched], name in exact)
+
+
+def noise_of(launch):
+    """Noise for its arrays. In sums of squares, of a row of x and its copy in the weight, tensor cores lose more of fp8 than in others."""
+    return Noise(length=LENGTH if launch.name == "quantized_product" and launch.lost else SHORT)
+
+
+def left_alone(before, reference, right):
+    """Which elements nothing is written to; an element whose result is rounded to what it was before is none of them."""
+    same = raw(reference) == raw(before)
+    return same & ((right == before.astype(right.dtype)) | np.isnan(right)) if right.dtype == np.float64 else same
 
 
 def result(launch, device, sms=2):

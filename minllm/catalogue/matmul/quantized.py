@@ -54,9 +54,9 @@ OF_ONE_ROW = {"int4": tensor_core_gemv.INT4, "nf4": tensor_core_gemv.NF4, "int8"
 MIXED = ("int4", "nf4", "int8_groups")  # formats whose variant wgmma is the mixed-input GEMM
 SLACK = {"int8": 1e-6, "fp8": 1e-5, "fp8_block": 1e-5}  # error of float32 sums and scales, relative to the largest result
 MANY = 1 << 20  # numbers of a weight
-# What Hopper loses of the largest result: it adds 32 products of e4m3 per step and keeps some 14 bits of the sum. Partial sums are about
-# half as large as the largest result.
-LOST_PER_STEP = 2.0**-15
+# What Hopper loses of the largest result at most: it adds 32 products of e4m3 per step and keeps some 14 bits of the sum (DeepSeek-AI 2024,
+# "DeepSeek-V3 Technical Report", section 3.5.2), be it as large as the largest result in every step. Codes in blocks are added up in 128s.
+LOST_PER_STEP, STEP_OF_FP8 = 2.0**-14, 32
 
 
 def family(form):
@@ -291,8 +291,8 @@ def quantized_product(
         return product_moved(variant, family(form), m, rows, k, dtype.itemsize, tiling, gated, weight, arrays) if exact else {}
 
     slack, lost = SLACK.get(form, 5e-6 if variant == "batched_gemv" else 2e-5), 0
-    if form.startswith("fp8") and variant in ("flat", "wgmma"):  # fp8 in blocks adds up 128 products; float32 outputs show all of the error
-        lost = LOST_PER_STEP * (k / 32 if form == "fp8" else 8 if result == FLOAT32 else 4)
+    if form.startswith("fp8") and variant in ("flat", "wgmma"):
+        lost = LOST_PER_STEP * (k if form == "fp8" else BLOCK) / STEP_OF_FP8
     rows_of = ("out", "x") if residual is not True else ("out", "x", "residual")
     return Launch(arrays, call, returns(("out",), reference), moved, rows=rows_of, slack=slack, lost=lost)
 
