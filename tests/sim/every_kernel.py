@@ -72,7 +72,7 @@ ROUNDING = 2.0**-21  # relative to an array's largest number
 # By kernel, or by a word of the rows where the kernel's other rows are the same to the bit. SiLU's approximate 2**x turns the last bit of
 # a bfloat16 likewise: of one number of 10,560 in the experts' gate and up.
 COARSE_ROUNDING = {
-    "split_quantized_kernel": 2.0**-12, "kivi_int4": 2.0**-12, "grouped_wgmma_kernel": 2.0**-8,
+    "split_quantized_kernel": 2.0**-12, "flash_attention_2_quantized": 2.0**-12, "kivi_int4": 2.0**-12, "grouped_wgmma_kernel": 2.0**-8,
 }  # fmt: skip
 
 

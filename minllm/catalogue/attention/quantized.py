@@ -40,6 +40,15 @@ def coded_caches(noise, found, seen, kv_heads, magnitude=1.0):
     return arrays
 
 
+def multiplied(found, codes, variant):
+    """The keys and values that a variant multiplies; FlashAttention-2 rounds code * scale + zero to float16."""
+    caches = quantized_caches(found, codes, found.keys_by_channel)
+    if variant != "flash_attention_2_quantized" or found.is_float:
+        return caches
+    with np.errstate(invalid="ignore"):  # poison
+        return [cache.read(lambda array: array).astype(np.float16) for cache in caches]
+
+
 def before_windows(residual_window, query_start, context_lens, block_tables):
     """The batch in which every row is a sequence of its own, of the keys that the row reads as codes."""
     sequence = np.searchsorted(query_start, np.arange(query_start[-1]), side="right") - 1
@@ -76,7 +85,7 @@ def quantized_attention(
     def reference(query, out, query_start, context_lens, block_tables, **caches):
         lens = query_start, context_lens, block_tables
         lens = before_windows(residual_window, *lens) if residual_window else lens
-        return attention_reference(query, *quantized_caches(found, caches, found.keys_by_channel), *lens, scale, sliding_window)
+        return attention_reference(query, *multiplied(found, caches, variant), *lens, scale, sliding_window)
 
     moved = {}
     if len(query_lens) == 1 and not sliding_window and variant in FORMULAS_OF_CODES:

@@ -88,10 +88,12 @@ def window_of(position, residual_window):
 
 
 def meaning(shape, codes):
-    """Keys and values that codes mean: two of float32 [num_blocks, block_size, kv_heads, head_dim]."""
+    """Keys and values that codes mean [num_blocks, block_size, kv_heads, head_dim]: float32, or float16 if the kernel rounds to it."""
     found = kv_format(shape["form"], shape["head_dim"], shape.get("group_size"))
+    rounds = shape.get("variant") == "flash_attention_2_quantized" and not found.is_float
     with np.errstate(invalid="ignore"):  # poison
-        return [cache.read(lambda array: array) for cache in quantized_caches(found, codes, found.keys_by_channel)]
+        read = [cache.read(lambda array: array) for cache in quantized_caches(found, codes, found.keys_by_channel)]
+        return [one.astype(np.float16) for one in read] if rounds else read
 
 
 def at(cache, table, positions):
