@@ -71,9 +71,10 @@ class Tracer(Monitor):
 
     def __init__(self, when_done=None):
         self.trace, self.when_done = None, when_done
-        self.requests = defaultdict(lambda: defaultdict(list))  # block -> request key -> [LaneAccess]
-        self.executions = defaultdict(Counter)  # block -> how often each (thread, instruction) was executed
+        self.requests = defaultdict(lambda: defaultdict(list))  # block -> request key -> [(lane, start, width)]
+        self.executions = defaultdict(lambda: defaultdict(int))  # block -> how often each (thread, instruction) was executed
         self.codes = {}  # id -> (code object, its instruction_starts, or None for the simulator's own code)
+        self.chains = {}  # (code id, offset) of all frames, the simulator's too -> number of the instruction
         self.instructions = {}  # (code id, offset) of all frames of a kernel -> number of the instruction
         self.places = []  # for each instruction number: (file name and function, line)
         self.masks = {}  # (array name, kind) -> bool per byte: whether it was accessed
@@ -106,10 +107,22 @@ class Tracer(Monitor):
         count = executions[who]
         executions[who] = count + 1
         key = thread.warp.number, instruction, count, space, name, kind
-        self.requests[thread.block][key].append(LaneAccess(thread.lane, start_byte, byte_count))
+        self.requests[thread.block][key].append((thread.lane, start_byte, byte_count))
 
     def instruction(self, frame):
         """A number for a frame's instruction and the calls that led there, which count because device functions are inlined."""
+        chain, outer = [], frame
+        while outer is not None:
+            chain += id(outer.f_code), outer.f_lasti
+            outer = outer.f_back
+        chain = tuple(chain)
+        number = self.chains.get(chain)
+        if number is None:
+            number = self.chains[chain] = self.new_instruction(frame)
+        return number
+
+    def new_instruction(self, frame):
+        """The number of an instruction that is reached by other calls than before, some of which may be the simulator's own."""
         chain, innermost = [], frame
         while frame is not None:
             known = id(frame.f_code)
@@ -160,10 +173,11 @@ class Tracer(Monitor):
         for (warp, instruction, _, space, name, kind), request in self.requests.pop(block, {}).items():
             place, line = self.places[instruction]
             if (space, name, kind, instruction) not in self.examples:
-                self.examples[space, name, kind, instruction] = Request(place, line, space, name, kind, sorted(request))
+                lanes = [LaneAccess(*access) for access in sorted(request)]
+                self.examples[space, name, kind, instruction] = Request(place, line, space, name, kind, lanes)
             entry = self.partial_lines.setdefault((place, line), PartialLine(place, line))
             entry.requests += 1
-            entry.partial += request[0].width <= WIDEST and len(request) < len(block.warps[warp].threads)
+            entry.partial += request[0][2] <= WIDEST and len(request) < len(block.warps[warp].threads)
             if space == "global":
                 self.count_global(name, kind, request)
             else:
@@ -174,7 +188,7 @@ class Tracer(Monitor):
         array = self.trace.arrays[name]
         traffic = getattr(array, kind)
         traffic.requests += 1
-        traffic.bytes += sum(access.width for access in request)
+        traffic.bytes += sum(width for _, _, width in request)
         traffic.sectors += len(sectors(request))
         if (name, kind) not in self.masks:
             self.masks[name, kind] = np.zeros(array.array_bytes, bool)
@@ -187,7 +201,7 @@ class Tracer(Monitor):
         entry = self.shared_lines.setdefault((place, line, name, kind), SharedLine(place, line, name, kind))
         busy = turns(request, kind == "atomic")
         entry.requests += 1
-        entry.bytes += sum(access.width for access in request)
+        entry.bytes += sum(width for _, _, width in request)
         entry.turns += sum(busy)
         entry.least += len(busy)
         entry.worst = max(entry.worst, *busy)

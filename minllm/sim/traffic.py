@@ -47,7 +47,7 @@ def lanes_served_together(width):
 
 def turns(request, atomic=False):
     """For each group of lanes that is served at once, its turns: the number of different words in its busiest bank."""
-    width = max(access.width for access in request)
+    width = max(count for _, _, count in request)
     groups, lanes_at_once = {}, lanes_served_together(width)
     for lane, start, count in request:
         words = groups.setdefault(lane // lanes_at_once, [])
