@@ -8,6 +8,7 @@ import pytest
 from minllm import AsyncLLM
 from minllm.models.source import bundled_model
 from minllm.server.in_process import serving
+from tests.engine.models import ending_model_directory
 from tests.server.answering import answering
 
 TEMPLATE = (
@@ -16,13 +17,23 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="session")
-def chat_model(tmp_path_factory):
-    """The bundled model with a chat template."""
-    directory = tmp_path_factory.mktemp("chat") / "chat"
-    shutil.copytree(bundled_model(), directory)
+def with_template(model, directory):
+    """A copy of a model's directory that has the chat template too."""
+    shutil.copytree(model, directory)
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory):
+    """A small random model with a chat template."""
+    return with_template(ending_model_directory(), tmp_path_factory.mktemp("chat") / "chat")
+
+
+@pytest.fixture(scope="session")
+def bundled_chat_model(tmp_path_factory):
+    """The bundled model with a chat template: its answers last long enough to be left, stopped or waited for."""
+    return with_template(bundled_model(), tmp_path_factory.mktemp("bundled") / "chat")
 
 
 @pytest.fixture(scope="module")  # a pipeline changes its process while it runs (pipeline/switch_interval.py)

@@ -17,6 +17,12 @@ from tests.server.answering import answering
 BODY = {"prompt": "def f(x):", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
 
 
+@pytest.fixture(scope="module")
+def chat_model(bundled_chat_model):
+    """Requests that take a while."""
+    return bundled_chat_model
+
+
 def connected(served):
     found = urlsplit(served.address)
     return socket.create_connection((found.hostname, found.port), timeout=20)

@@ -30,6 +30,12 @@ print("FOUND", json.dumps([found, ids]))
 """
 
 
+@pytest.fixture(scope="module")
+def chat_model(bundled_chat_model):
+    """The model whose tokenizer the clients use."""
+    return bundled_chat_model
+
+
 @pytest.fixture(scope="module", autouse=True)
 def only_with_exhaustive(request):
     if not request.config.option.exhaustive:

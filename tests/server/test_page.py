@@ -13,6 +13,12 @@ LONG_CODE = "Look:\n```python\n" + "x = 1; " * 60 + "\n```\nDone <b>now</b>."
 
 
 @pytest.fixture(scope="module")
+def chat_model(bundled_chat_model):
+    """Answers that can be stopped while they are written."""
+    return bundled_chat_model
+
+
+@pytest.fixture(scope="module")
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'minllm[check-site]'")
     if CHROMIUM is None:

@@ -30,7 +30,7 @@ def counted(address):
 
 async def one(http, rng):
     """One request; returns how it ended for its client."""
-    body = {"prompt": [rng.randrange(10, 4000) for _ in range(rng.randrange(1, 40))], "max_tokens": rng.randrange(1, 12)}
+    body = {"prompt": [rng.randrange(10, 1000) for _ in range(rng.randrange(1, 40))], "max_tokens": rng.randrange(1, 12)}
     body |= {"ignore_eos": True, "n": rng.choice([1, 1, 2]), "stream": rng.random() < 0.5, "priority": rng.randrange(3)}
     task = asyncio.create_task(http.post("/v1/completions", json=body))
     if rng.random() < 0.2:
