@@ -7,12 +7,13 @@ import numpy as np
 from minllm.catalogue.launch import TFLOP_S, WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
 from minllm.catalogue.matmul.quantized import FORMATS, targets_of, weight_of
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
+from minllm.kernels.arguments import ceil_div
 from minllm.kernels.experts.combine import combine as launch_combine
 from minllm.kernels.experts.counting_sort import sort_by_expert as launch_sort
 from minllm.kernels.experts.counting_sort import sort_by_expert_reference
 from minllm.kernels.experts.gated_add import gated_add as launch_gated_add
 from minllm.kernels.experts.gated_add import gated_add_reference
-from minllm.kernels.experts.gather_gemv import down_gemv, gate_up_gemv
+from minllm.kernels.experts.gather_gemv import FEATURES, down_gemv, gate_up_gemv
 from minllm.kernels.experts.gather_rows import gather_rows as launch_gather_rows
 from minllm.kernels.experts.gather_rows import gather_rows_reference
 from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
@@ -120,10 +121,11 @@ def sort_by_expert(tokens, experts, chosen):
 def gathered_gate_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, norm=False, special=False, form=""):
     """Gate and up of each token's experts, by a GEMV per pair. norm: of the RMSNorm of x; form: the weights' format."""
     b, pairs, name = dtype.itemsize, tokens * chosen, "gate_up.codes" if form else "gate_up"
-    of_expert = int(2 * inner * hidden * bytes_of_code(form, dtype))
+    of_feature, features = int(2 * hidden * bytes_of_code(form, dtype)), 1 if form else FEATURES
+    of_expert, warps = inner * of_feature, pairs * ceil_div(inner, features)  # warps that read: the last of a pair may read a feature twice
 
     def moved(logits, **arrays):
-        asked = {"x": pairs * inner * hidden * b, name: pairs * of_expert, "out": pairs * inner * b}
+        asked = {"x": warps * hidden * b, name: warps * features * of_feature, "out": pairs * inner * b}
         touched = {"x": tokens * hidden * b, name: touched_by(logits, chosen) * of_expert}
         asked, touched = (asked | dict(norm=asked["x"]), touched | dict(norm=hidden * b)) if norm else (asked, touched)
         return dict(gate_up_gemv_kernel=Moved(asked, touched)) if hidden * b % 16 == 0 else {}
