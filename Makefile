@@ -1,4 +1,4 @@
-# make demo   read text that our own kernels produced       make lint    ruff
+# make demo   read text that our own kernels produced       make lint    ruff and mypy
 # make chat   talk with SmolLM2-135M-Instruct, which is downloaded once (93 MB, Apache-2.0), or with MODEL=FILE
 # make serve  serve the bundled model, or MODEL=FILE, over HTTP: OpenAI's API, and a page to chat on
 # make test   run the tests, long lists of cases in part    make docs    build the site into site/
@@ -103,6 +103,7 @@ test-all: test
 
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 lessons: $(LESSONS_STAMP)
 	$(THREADS) $(BIN)/python tools/run_lessons.py $(LESSONS)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from minllm.cache import residual_window
 from minllm.cache.block_pool import blocks_needed
-from minllm.cache.kv_cache import CacheShape
+from minllm.cache.kv_cache import CacheShape, SlidingLayers
 from minllm.cache.window_blocks import WindowRoom
 from minllm.errors import OutOfMemoryError
 
@@ -42,13 +42,14 @@ def num_blocks_that_fit(shape: CacheShape, budget: CacheBudget, max_num_seqs: in
 
 
 def local_blocks_that_fit(
-    shape: CacheShape, budget: CacheBudget, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+    shape: CacheShape, sliding: SlidingLayers, budget: CacheBudget, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
 ) -> WindowRoom:  # fmt: skip
     """The local blocks, for as many sequences as the budget bears if each has four windows of context, and room for one of the longest.
 
-    Short contexts need relatively more memory for windows and long ones for the rest. Raises OutOfMemoryError if not one window fits.
+    sliding: the shape's layers with local blocks. Short contexts need relatively more memory for windows and long ones for the rest.
+    Raises OutOfMemoryError if not one window fits.
     """
-    room = WindowRoom(shape.sliding.window, shape.block_size, min(max_num_batched_tokens, max_num_seqs * max_model_len))
+    room = WindowRoom(sliding.window, shape.block_size, min(max_num_batched_tokens, max_num_seqs * max_model_len))
     window = room.blocks_of(max_model_len) * shape.bytes_per_local_block
     left = budget.num_bytes - room.blocks_of_a_step * shape.bytes_per_local_block
     context = min(max_model_len, CONTEXT_WINDOWS * room.window)

@@ -87,16 +87,17 @@ class KVCache:
         self.shape, self.num_blocks, self.room, self.num_local = shape, num_blocks, room, num_local
         whole = shape.num_layers - len(shape.local_layers)
         if shape.format is None:
-            found = [((num_blocks, shape.block_size, shape.kv_heads, shape.head_dim), shape.dtype)]
+            block = (shape.block_size, shape.kv_heads, shape.head_dim)
+            self.arrays = [ops.zeros((2 * whole, num_blocks, *block), shape.dtype)]
         else:
             found = arrays_by_block(shape.format, num_blocks, shape.block_size, shape.kv_heads)
-        self.arrays = [ops.zeros((2 * whole, *one), dtype) for one, dtype in found]  # each [2 * layers, num_blocks, ...]
+            self.arrays = [ops.zeros((2 * whole, *one), dtype) for one, dtype in found]  # each [2 * layers, num_blocks, ...]
         self.layers = [LayerCache(self._half(ops, 2 * i), self._half(ops, 2 * i + 1)) for i in range(whole)]
         if shape.sliding is not None:
             self._make_local_layers(ops)
 
         if room is not None:
-            self._make_windows(ops)
+            self._make_windows(ops, room)
 
     def _half(self, ops, number: int):
         """The keys or the values of one layer: part `number` of the arrays."""
@@ -120,12 +121,12 @@ class KVCache:
             ops.write_words(self.local_of, ops.array(changes))
             windows.forget_changes()
 
-    def _make_windows(self, ops) -> None:
+    def _make_windows(self, ops, room: WindowRoom) -> None:
         """Allocate the rings of every layer, as parts of one array, and scratch memory for all layers."""
         shape, group = self.shape, (TOKEN_GROUP, self.shape.kv_heads, self.shape.head_dim)
-        blocks = self.room.rings * ring_blocks(shape.residual_window)
+        blocks = room.rings * ring_blocks(shape.residual_window)
         self.rings = ops.zeros((2 * shape.num_layers, blocks, *group), shape.dtype)
-        scratch = tuple(ops.zeros((self.room.scratch_blocks, *group), shape.dtype) for _ in range(2))
+        scratch = (ops.zeros((room.scratch_blocks, *group), shape.dtype), ops.zeros((room.scratch_blocks, *group), shape.dtype))
         for i, layer in enumerate(self.layers):
             layer.recent = RecentCache(shape.residual_window, (self.rings[2 * i], self.rings[2 * i + 1]), scratch)
 

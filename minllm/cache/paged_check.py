@@ -22,7 +22,8 @@ def check_paged(pool: BlockPool, block_size: int, held: dict, filled: list[int],
 
     held: sequence -> its Holding (token_ids, blocks, tenant); filled: tokens in each block; tokens_held: their sum.
     """
-    holders, contents = Counter(), defaultdict(set)
+    holders: Counter[int] = Counter()
+    contents: defaultdict[int, set[tuple[int, str, tuple[int, ...]]]] = defaultdict(set)
     for name, holding in held.items():
         blocks, length = holding.blocks, len(holding.token_ids)
         require(all(0 <= block < pool.num_blocks for block in blocks), f"{name!r} has a block that does not exist in {blocks}")

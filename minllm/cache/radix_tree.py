@@ -68,7 +68,7 @@ class RadixTree(PrefixIndex):
             child = below.pop()
             lost += child.blocks
             below += child.children.values()
-        if offset == 0:
+        if offset == 0 and node.parent is not None:
             del node.parent.children[node.labels[0]]
         node.labels, node.blocks, node.children = node.labels[:offset], node.blocks[:offset], {}
         for forgotten in lost:

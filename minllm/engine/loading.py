@@ -244,8 +244,6 @@ def _weight_format(
             f"{source.path} has experts, which minllm multiplies as they are or quantised while loading, as one of {known}, not in "
             f"{weight_format.name}: take a checkpoint that is not quantised, and one of these or quantization=None."
         )
-    if weight_format is not None and device != "cpu" and weight_format.kernels is None:
-        raise InvalidOptionError(f'quantization={weight_format.name!r} has no kernels for a GPU: take device="cpu".')
     if weight_format is not None and device != "cpu":
         _check_capability(weight_format)
         if options.batch_invariant:

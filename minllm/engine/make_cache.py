@@ -31,7 +31,7 @@ def make_cache(
         shape = one_block_per_sequence(shape, budget, wanted_len)
     local = None
     if shape.sliding is not None:
-        local = local_blocks_that_fit(shape, budget, options.max_num_seqs, options.max_num_batched_tokens, wanted_len)
+        local = local_blocks_that_fit(shape, shape.sliding, budget, options.max_num_seqs, options.max_num_batched_tokens, wanted_len)
         budget = replace(budget, num_bytes=budget.num_bytes - local.num_blocks * shape.bytes_per_local_block)
     num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
     policy = _make_policy(options, shape, num_blocks, local)

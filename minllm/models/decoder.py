@@ -46,8 +46,9 @@ def hidden_states(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCac
     next_norms = [layer.attention.norm for layer in weights.layers[1:]] + [None]
     for layer, layer_cache, next_norm in zip(weights.layers, cache, next_norms, strict=True):
         blocks = batch if layer_cache.local_of is None else local
-        cached = dict(batch=blocks, layer_cache=layer_cache, cos_sin=model.ropes.of(layer))
-        x, residual = decoder_layer(ops, layer, x, residual, next_norm=next_norm, **cached)
+        x, residual = decoder_layer(
+            ops, layer, x, residual, batch=blocks, layer_cache=layer_cache, cos_sin=model.ropes.of(layer), next_norm=next_norm
+        )  # fmt: skip
     return x, residual
 
 
@@ -68,6 +69,7 @@ def decoder_layer(
 
     next_norm: the norm of the next layer's attention.
     """
-    cached = dict(batch=batch, layer_cache=layer_cache, cos_sin=cos_sin)
-    x, residual = layer.attention.forward(ops, x, residual, next_norm=layer.mlp.norm, **cached)
+    x, residual = layer.attention.forward(
+        ops, x, residual, batch=batch, layer_cache=layer_cache, cos_sin=cos_sin, next_norm=layer.mlp.norm
+    )  # fmt: skip
     return layer.mlp.forward(ops, x, residual, next_norm)

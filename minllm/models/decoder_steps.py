@@ -117,10 +117,10 @@ class DecoderChain:
         """What each token by itself adds to a text that has begun, as UTF-8, or as the bytes of an incomplete character."""
         to_bytes = byte_level_bytes if isinstance(self._join, _ByteLevel) else str.encode
         falls_back = any(isinstance(step, _ByteFallback) for step in self._token_steps)
-        changes = [step for step in self._token_steps if isinstance(step, _EachToken | _SuffixedWords)]
-        for step in changes:
+        of_tokens = [step for step in self._token_steps if isinstance(step, _EachToken | _SuffixedWords)]
+        for step in of_tokens:
             step.push([""])  # the first token of a text may be changed in another way
-        changes += [step for step in self._text_steps if isinstance(step, _ReplaceInText)]
+        changes = [*of_tokens, *(step for step in self._text_steps if isinstance(step, _ReplaceInText))]
         found = []
         for token in tokens:
             if falls_back and (byte := BYTE_TOKEN.fullmatch(token)):
@@ -145,7 +145,10 @@ class DecoderChain:
 class _TokenStep:
     """A step before the join."""
 
-    held = False  # whether complete text waits for another token
+    @property
+    def held(self) -> bool:
+        """Whether complete text waits for another token."""
+        return False
 
     def push(self, tokens: list[str]) -> list[str]:
         """The names that become certain."""
@@ -214,7 +217,8 @@ class _Ctc(_TokenStep):
     """Drops repetitions of a token, padding and empty names."""
 
     def __init__(self, change: Callable[[str], str]):
-        self._change, self._previous = change, None
+        self._change = change
+        self._previous: str | None = None
 
     def push(self, tokens: list[str]) -> list[str]:
         made = []
@@ -229,7 +233,8 @@ class _SuffixedWords(_TokenStep):
     """Replaces the suffix that ends a word with a space, but drops it from the last token."""
 
     def __init__(self, suffix: str):
-        self._suffix, self._last = suffix, None
+        self._suffix = suffix
+        self._last: str | None = None
 
     @property
     def held(self) -> bool:

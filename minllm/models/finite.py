@@ -13,18 +13,18 @@ from minllm.runtime.host_threads import THREADS, host_threads
 PIECE_BYTES = 1 << 18
 THREADED_BYTES = 1 << 23  # smaller tensors are checked faster than threads start
 PARTS_PER_THREAD = 4  # other threads take over the last parts of a slow one
-EXPONENTS = {  # dtype -> (unsigned integer of its size, mask of the exponent)
-    np.dtype(ml_dtypes.bfloat16): (np.uint16, 0x7F80),
-    np.dtype(np.float16): (np.uint16, 0x7C00),
-    np.dtype(np.float32): (np.uint32, 0x7F80_0000),
-    np.dtype(np.float64): (np.uint64, 0x7FF0_0000_0000_0000),
+EXPONENTS: dict[np.dtype, np.unsignedinteger] = {  # dtype -> mask of the exponent, an unsigned integer of its size
+    np.dtype(ml_dtypes.bfloat16): np.uint16(0x7F80),
+    np.dtype(np.float16): np.uint16(0x7C00),
+    np.dtype(np.float32): np.uint32(0x7F80_0000),
+    np.dtype(np.float64): np.uint64(0x7FF0_0000_0000_0000),
 }
 
 
 def all_finite(values: np.ndarray) -> bool:
     """Whether every number of a contiguous bfloat16, float16, float32 or float64 array is finite."""
-    word, exponent = EXPONENTS[values.dtype]
-    words, exponent = values.reshape(-1).view(word), word(exponent)
+    exponent = EXPONENTS[values.dtype]
+    words = values.reshape(-1).view(exponent.dtype)
     if words.nbytes < THREADED_BYTES:
         return below(words, exponent)
     part = -(-words.size // (PARTS_PER_THREAD * THREADS))

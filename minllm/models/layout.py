@@ -161,6 +161,6 @@ def _gpt2_model(config: ModelConfig, prefixed: bool) -> ModelWeights:
     )
 
 
-def _head(config: ModelConfig, embedding: str) -> StoredLinear:
-    """The head; the embedding if the two are tied."""
+def _head(config: ModelConfig, embedding: str) -> Any:
+    """The stored head; the embedding if the two are tied."""
     return stored_linear("", embedding if config.tie_word_embeddings else "lm_head", config.vocab_size, config.hidden_size)

@@ -57,9 +57,9 @@ def load_model(
     is read.
     """
     stated = config or read_model_config(directory)
-    checkpoint = checkpoint or Checkpoint(directory)
-    config = config or untied_if_stored(stated, checkpoint)
-    weights = load_weights(ops, config, checkpoint, progress, weight_format, make_reader)
+    stored: StoredWeights = checkpoint or Checkpoint(directory)
+    config = config or untied_if_stored(stated, stored)
+    weights = load_weights(ops, config, stored, progress, weight_format, make_reader)
     return Model(config, weights, make_rope_tables(ops, config, max_positions))
 
 

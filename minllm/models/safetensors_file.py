@@ -9,7 +9,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -130,7 +130,7 @@ def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
 
     if not isinstance(value, dict):
         raise wrong("is not described by an object")
-    dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
+    dtype, shape, offsets = (value.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in ITEM_BITS:
         raise wrong(f"has the unknown dtype {dtype!r}")
     if not _are_counts(shape):
@@ -143,7 +143,7 @@ def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
     return TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
 
 
-def _are_counts(values: Any) -> bool:
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
 
 

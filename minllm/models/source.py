@@ -3,7 +3,7 @@
 import warnings
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from minllm.errors import LONGEST_SHOWN, CheckpointError, UnsupportedModelError, shown
 from minllm.models.checkpoint import Checkpoint
@@ -40,8 +40,8 @@ class ModelSource(Protocol):
     def checkpoint(self, config: ModelConfig, allow_nonfinite_weights: bool = False) -> StoredWeights:
         """The stored weights; opening them reads no values yet."""
 
-    def weight_format(self, config: ModelConfig, checkpoint: StoredWeights) -> WeightFormat | None:
-        """The format in which the matrices are stored; None if they are plain."""
+    def weight_format(self, config: ModelConfig, checkpoint: Any) -> WeightFormat | None:
+        """The format in which the matrices of this source's `checkpoint` are stored; None if they are plain."""
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, with the chat template if there is one."""

@@ -51,13 +51,13 @@ def read_special_tokens(
     values = dict(config)
     if not values.get(EXTRA) and OLDER_EXTRA in values:
         values[EXTRA] = values.pop(OLDER_EXTRA)
-    further = {key: values.pop(key) for key in list(values) if _is_further_name(key) and isinstance(values[key], str)}
-    further = further | _popped_names(values) or _object(values, "model_specific_special_tokens")
+    further: Mapping[str, Any] = {key: values.pop(key) for key in list(values) if _is_further_name(key) and isinstance(values[key], str)}
+    further = {**further, **_popped_names(values)} or _object(values, "model_specific_special_tokens")
     if "added_tokens_decoder" in values:
         added = {int(token_id): _added_token(entry) for token_id, entry in _by_id(values, "added_tokens_decoder").items()}
     else:
         values |= _of_map(special_tokens_map, values)
-        further = further | _popped_names(values)
+        further = {**further, **_popped_names(values)}
         added = _of_added_tokens(added_tokens, values) | dict(in_file)
     values = {**defaults, **values}
     flagged = {token.content: token for token in added.values()}

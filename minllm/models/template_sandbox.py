@@ -93,9 +93,10 @@ def current() -> Budget:
 @contextmanager
 def budget_of(text_chars: int) -> Iterator[Budget]:
     """A budget for the rendering inside the `with`."""
-    token = CURRENT.set(Budget(text_chars))
+    budget = Budget(text_chars)
+    token = CURRENT.set(budget)
     try:
-        yield CURRENT.get()
+        yield budget
     finally:
         CURRENT.reset(token)
 
@@ -130,7 +131,7 @@ def check_format(text: str, mark: str, values: Iterable[Any]) -> None:
     check_size(len(text) + (1 + text.count(mark)) * (lengths + widest))
 
 
-def check_method(name: str, text: str | bytes, values: list[Any]) -> None:
+def check_method(name: str, text: Any, values: list[Any]) -> None:
     """Bound the size of the result of a method of str before the call."""
     if name in NOT_GROWING:
         check_product([text, *values], LARGEST_WORK)
@@ -164,8 +165,8 @@ def bounded_filter(name: str, function: Any) -> Any:
     first = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja passes its context before the value
 
     @functools.wraps(function)
-    def bounded(*arguments: Any, **options: Any) -> Any:
-        budget, arguments = current(), list(arguments)
+    def bounded(*given: Any, **options: Any) -> Any:
+        budget, arguments = current(), list(given)
         value, values = arguments[first], [*arguments[first + 1 :], *options.values()]
         if isinstance(value, Namespace):
             budget.weigh(value)
@@ -219,7 +220,7 @@ class _AskTheBudget(NodeTransformer):
         return self.visit_List(node) if node.ctx == "load" else node
 
 
-def _filtered(node: nodes.Expr, name: str, *arguments: nodes.Expr) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Filter:
     return nodes.Filter(node, name, list(arguments), [], None, None, lineno=node.lineno)
 
 
@@ -266,9 +267,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         check_operator(operator, left, right)
         return bounded_result(current(), super().call_binop(context, operator, left, right))
 
-    def call(self, context: Any, function: Any, /, *arguments: Any, **options: Any) -> Any:
+    def call(self, context: Any, function: Any, /, *given: Any, **options: Any) -> Any:
         """Call a function, method or macro, with its result bounded and charged."""
-        budget, arguments = current(), list(arguments)
+        budget, arguments = current(), list(given)
         if isinstance(function, LoopContext):
             arguments = [budget.steps(iter(one), budget.text_chars) for one in arguments]
         budget.weigh(*arguments, *options.values())

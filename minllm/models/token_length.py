@@ -29,8 +29,9 @@ def most_chars_per_token(backend: tokenizers.Tokenizer) -> int | None:
         return None
     if any(token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()):
         return None  # such a token absorbs all spaces beside it
-    factors = [_factor(part) for part in _parts(backend.normalizer, "normalizers")]
-    if None in factors:
+    found = [_factor(part) for part in _parts(backend.normalizer, "normalizers")]
+    factors = [factor for factor in found if factor is not None]
+    if len(factors) < len(found):
         return None
     longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
     return longest * max(factors, default=1)

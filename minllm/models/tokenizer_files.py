@@ -44,10 +44,12 @@ def read_backend(directory: Path, config: Mapping[str, Any]) -> tuple[tokenizers
     name = class_name(config, _optional(directory / "config.json"), '"ByteLevel"' in text)
     kind = TOKENIZER_CLASSES.get(name)
     defaults = {"pad_token": original.padding["pad_token"]} if original.padding else {}
-    files = (_optional(directory / file) for file in ("special_tokens_map.json", "added_tokens.json"))
+    special_tokens_map, added_tokens = (_optional(directory / file) for file in ("special_tokens_map.json", "added_tokens.json"))
     defaults |= kind.tokens if kind is not None else {}
     extra = kind.extra(config) if kind is not None else ()
-    tokens = read_special_tokens(config, original.get_added_tokens_decoder(), *files, defaults, extra, keeps_file=kind is None)
+    tokens = read_special_tokens(
+        config, original.get_added_tokens_decoder(), special_tokens_map, added_tokens, defaults, extra, keeps_file=kind is None
+    )  # fmt: skip
     backend = original if kind is None else _rebuilt(json.loads(text), kind, config, tokens.named, directory)
     backend.add_tokens(tokens.added)
     if kind is not None:

@@ -31,12 +31,23 @@ Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 RECOMPUTED = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 
 
+_NOT_READ: Any = None  # in place of a Linear that is read by itself
+
+
 class StoredWeights(Protocol):
     """The tensors of a model by Hugging Face's names, from a directory, a GGUF file, or drawn at random."""
 
-    directory: Path | str  # the source of the tensors, for error messages
-    described_by: str  # the file that gives their number and shapes, for error messages
-    allow_nonfinite_weights: bool  # whether `tensor` returns NaN and infinity
+    @property
+    def directory(self) -> Path | str:
+        """The source of the tensors, for error messages."""
+
+    @property
+    def described_by(self) -> str:
+        """The file that gives the tensors' number and shapes, for error messages."""
+
+    @property
+    def allow_nonfinite_weights(self) -> bool:
+        """Whether `tensor` returns NaN and infinity."""
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
@@ -106,13 +117,15 @@ def check_tensors(layout: Layout, checkpoint: StoredWeights) -> None:
         )
 
 
-def check_stored_scales(layout: Layout, checkpoint: StoredWeights) -> None:
+def check_stored_scales(layout: Layout, checkpoint: Any) -> None:
     """Raises CheckpointError if a stored scale is NaN or infinite, even if such weights are allowed.
 
     Scales are the floating-point tensors beside a module's codes. A format that stores one tensor per module checks it while it loads.
     """
     for leaf in leaves(layout.model):
-        for projection in leaf.projections if isinstance(leaf, StoredLinear) else ():
+        if not isinstance(leaf, StoredLinear):
+            continue
+        for projection in leaf.projections:
             names = layout.format_of(leaf).tensors(projection)
             scales = [name for name in names if len(names) > 1 and checkpoint.entry(name).dtype in NUMPY_DTYPES]
             for name in scales:
@@ -141,12 +154,13 @@ class WeightReader:
     def read_model(self) -> ModelWeights:
         """All weights, unsplit. A tied plain head shares the embedding's array."""
         stored, tied = self.layout.model, self.layout.config.tie_word_embeddings
-        outside = replace(stored, layers=[], lm_head=None)
+        head: Any = stored.lm_head  # a StoredLinear, as all Linears of a layout
+        outside = replace(stored, layers=[], lm_head=_NOT_READ)
         weights = self.read(outside)
-        if tied and self.layout.format_of(stored.lm_head).is_plain:
+        if tied and self.layout.format_of(head).is_plain:
             weights.lm_head = self.tied_head(weights.embedding)
         else:
-            weights.lm_head = self.linear(stored.lm_head)
+            weights.lm_head = self.linear(head)
         weights.layers = self.read(stored.layers)
         return weights
 
@@ -162,7 +176,7 @@ class WeightReader:
             return self.linear(value)
         if isinstance(value, list):
             return [self.read(one) for one in value]
-        if is_dataclass(value):
+        if is_dataclass(value) and not isinstance(value, type):
             return replace(value, **{field.name: self.read(getattr(value, field.name)) for field in fields(value)})
         return value
 

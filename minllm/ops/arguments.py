@@ -16,7 +16,7 @@ GATED_ACTIVATIONS = ("silu", "gelu_tanh")
 def activation_dtype(dtype: Any, machine: str) -> np.dtype:
     """The dtype of activations, from a name or a NumPy dtype. Raises KernelArgumentError, naming `machine`, for any other."""
     found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-    if found not in DTYPES.values():
+    if found is None or found not in DTYPES.values():
         raise KernelArgumentError(f"{machine} computes in {', '.join(DTYPES)}, not in {dtype}.")
     return found
 

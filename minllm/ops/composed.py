@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Routing
+from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Ops, Routing
 from minllm.weights.format import WeightFormat
 from minllm.weights.linear import Linear
 
 
-class ComposedOps:
+class ComposedOps(Ops):
     """Part of an implementation of `ops.protocol.Ops`; arguments as there."""
 
     def uploads(self) -> Any:
@@ -36,9 +36,10 @@ class ComposedOps:
         write(key_cache, value_cache, slot_mapping, recent): the cache write itself, which returns the queries; recent: the argument
         of that name of `qkv_rope_append_reference`.
         """
-        recent, arrays = batch.recent, layer_cache.recent.of(batch)
+        cache, recent = layer_cache.window(batch)
+        arrays = cache.of(recent)
         if recent.loads is not None:
-            for ring, scratch in zip(layer_cache.recent.rings, layer_cache.recent.scratch, strict=True):
+            for ring, scratch in zip(cache.rings, cache.scratch, strict=True):
                 self.copy_blocks(ring, recent.loads, scratch)
         if layer_cache.key.by_channel:  # a group becomes codes once it is complete
             query = write(*arrays, recent.slot_mapping, None)
@@ -46,7 +47,7 @@ class ComposedOps:
         else:
             query = write(layer_cache.key, layer_cache.value, batch.slot_mapping, (*arrays, recent.slot_mapping))
         if recent.stores is not None:
-            for scratch, ring in zip(layer_cache.recent.scratch, layer_cache.recent.rings, strict=True):
+            for scratch, ring in zip(cache.scratch, cache.rings, strict=True):
                 self.copy_blocks(scratch, recent.stores, ring)
         return query
 

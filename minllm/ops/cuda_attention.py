@@ -69,10 +69,10 @@ class CudaAttention(CudaBase):
 
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
         """Writes codes of the groups of recent tokens that the batch has completed."""
+        cache, recent = layer_cache.window(batch)
         quantize_groups(
-            *layer_cache.recent.of(batch), key_cache=layer_cache.key, value_cache=layer_cache.value, query_start=batch.query_start,
-            context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=batch.recent.context_lens,
-            recent_tables=batch.recent.block_tables, max_query_len=batch.max_query_len, stream=self.stream,
+            *cache.of(recent), layer_cache.key, layer_cache.value, batch.query_start, batch.context_lens, batch.block_tables,
+            recent.context_lens, recent.block_tables, batch.max_query_len, self.stream,
         )  # fmt: skip
 
     def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
@@ -130,23 +130,24 @@ class CudaAttention(CudaBase):
         """Attention over the codes of older tokens and the unquantised recent ones, merged: [T, heads * head_dim]."""
         from minllm.kernels.attention.residual_window import residual_window  # imported on first use, like all variants
 
-        recent_caches, tables = layer_cache.recent.of(batch), (batch.recent.context_lens, batch.recent.block_tables)
-        sizes = (query, layer_cache.key, batch.block_tables, recent_caches[0], tables[1], batch.max_query_len)
+        cache, recent = layer_cache.window(batch)
+        keys, values = cache.of(recent)
+        sizes = (query, layer_cache.key, batch.block_tables, keys, recent.block_tables, batch.max_query_len)
         workspace = make_workspace(residual_window.workspace_shapes(*sizes), self.empty, self._counts)
         out = self.empty(query.shape, self.dtype)
         residual_window.attention(
-            query, layer_cache.key, layer_cache.value, *recent_caches, out=out, query_start=batch.query_start,
-            context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=tables[0], recent_tables=tables[1],
-            scale=attention_config.scale, residual_window=layer_cache.recent.window, sliding_window=attention_config.sliding_window,
-            max_query_len=batch.max_query_len, workspace=workspace, stream=self.stream,
+            query, layer_cache.key, layer_cache.value, keys, values, out=out, query_start=batch.query_start,
+            context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=recent.context_lens,
+            recent_tables=recent.block_tables, scale=attention_config.scale, residual_window=cache.window,
+            sliding_window=attention_config.sliding_window, max_query_len=batch.max_query_len, workspace=workspace, stream=self.stream,
         )  # fmt: skip
         return out.reshape(query.shape[0], -1)
 
     def _attention_variant(self, max_query_len: int, key_cache: Any) -> Any:
         """The requested module if it supports this cache and number of new tokens, else the fastest one for them on this GPU."""
         quantized, name = is_quantized(key_cache), self.variants.get("attention")
-        asked = ATTENTION_VARIANTS.entries.get(name)
-        if asked is None or asked.reads != (QUANTIZED if quantized else ARRAYS) or not asked.takes_rows(max_query_len):
+        asked = None if name is None else ATTENTION_VARIANTS.entries.get(name)
+        if name is None or asked is None or asked.reads != (QUANTIZED if quantized else ARRAYS) or not asked.takes_rows(max_query_len):
             best = choose_quantized(max_query_len, key_cache) if quantized else choose(max_query_len, self.dtype, self.capability)
             return ATTENTION_VARIANTS[best]
         return ATTENTION_VARIANTS[name]

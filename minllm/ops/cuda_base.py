@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from minllm.ops.arguments import activation_dtype
 from minllm.ops.composed import ComposedOps
 from minllm.ops.own_kernels import own_kernels
 from minllm.weights.format import WeightFormat
+
+if TYPE_CHECKING:
+    from minllm.runtime.memory import DeviceMemory
 
 
 class CudaBase(ComposedOps):
@@ -31,7 +34,9 @@ class CudaBase(ComposedOps):
         self.dtype, self.pinned = activation_dtype(dtype, "CudaOps"), pinned
         self.own = own_kernels(kernel_variants or {})
         self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
-        self.memory, self.core_stream, self.stream, self.capability = None, None, None, None
+        self.memory: DeviceMemory | None = None  # the next three are None in the simulator
+        self.core_stream, self.stream = None, None
+        self.capability: tuple[int, int] | None = None
         self.counts: dict[tuple[int, ...], Any] = {}
         self.uploader: Any = None  # set while many weights are made
         if not simulated:
@@ -105,6 +110,8 @@ class CudaBase(ComposedOps):
 
     def device_memory(self) -> tuple[int, int]:
         """(free, total) bytes of the GPU; memory that the pool has cached counts as free."""
+        if self.memory is None:
+            raise KernelArgumentError("the simulator computes in the host's memory: it has no memory of a GPU")
         self.memory.trim()
         return self.memory.memory.info()
 

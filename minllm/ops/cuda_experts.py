@@ -59,10 +59,10 @@ class CudaExperts(CudaLinear):
     ) -> tuple[Any, Any]:  # fmt: skip
         """Norm and experts: in three kernels if x is one row and no other rank adds to the result."""
         to_logits = plain_linear(router)
-        launcher = to_logits.format.kernels.normed_linear
-        if down.shard.ranks > 1 or not self._fuses(x, residual, launcher, to_logits, norm):
+        launcher = self._fused(to_logits.format.kernels.normed_linear, x, residual, to_logits, norm)
+        if down.shard.ranks > 1 or launcher is None:
             return super().normed_experts(x, residual, norm, router, gate_up, down, routing)
-        fused = dict(norm=norm.weight, epsilon=norm.epsilon)
+        fused: dict[str, Any] = dict(norm=norm.weight, epsilon=norm.epsilon)
         logits = self.empty((x.shape[0], routing.experts), np.float32)
         launcher(x, router, logits, None, self.stream, **fused)
         activated, out = self._activated(x, gate_up, routing), self.empty(x.shape, self.dtype)

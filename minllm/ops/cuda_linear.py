@@ -1,5 +1,6 @@
 """Linear layers on a GPU, alone and in a feed-forward. The format of a Linear provides its GEMM kernels (weights/format.py)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ from minllm.kernels.elementwise.gelu_and_multiply import gelu_and_multiply
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.ops.arguments import check_gated_activation, gelu_approximation
 from minllm.ops.cuda_base import CudaBase
+from minllm.ops.protocol import NormWeights
 from minllm.weights.linear import Linear
+
+MOST_ROWS_FUSED = 1  # maximum rows of x for a GEMV fused with norm and residual
 
 
 class CudaLinear(CudaBase):
@@ -49,7 +53,7 @@ class CudaLinear(CudaBase):
 
     def _matmul(self, x: Any, linear: Linear, out_dtype: np.dtype) -> Any:
         out = self.empty((x.shape[0], linear.shape[0]), out_dtype)
-        own = self.own.get(linear.format.own_stage)
+        own = self.own.get(linear.format.own_stage or "")
         if own is not None and own.takes(x.shape[0]):
             own.launch(x, linear.weight, out, linear.bias, self.stream)
             return out
@@ -69,14 +73,25 @@ class CudaLinear(CudaBase):
 
     def _gated_launcher(self, x: Any, gate_up: Linear) -> Any:
         """The launcher of the gate and up GEMM fused with the activation; None if the format has none for these arrays."""
-        kernels = gate_up.format.kernels
-        if kernels.gated is None or gate_up.bias is not None or {"matmul", "silu_and_multiply"} & self.own.keys():
+        if gate_up.bias is not None or {"matmul", "silu_and_multiply"} & self.own.keys():
             return None
-        return kernels.gated(self._matmul_variant(x, gate_up), x, gate_up.weight, self.dtype)
+        return gate_up.format.kernels.gated(self._matmul_variant(x, gate_up), x, gate_up.weight, self.dtype)
+
+    def _fused(
+        self, launcher: Callable | None, x: Any, residual: Any, linear: Linear, norm: NormWeights | None = None
+    ) -> Callable | None:  # fmt: skip
+        """`launcher`, the format's GEMV fused with the norm before it and the residual addition after it, if it can be used, else None.
+
+        The stream is then a single array.
+        """
+        asked = self.variants.get("matmul", "gemv") == "gemv" and not {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys()
+        one_stream = x.shape[0] <= MOST_ROWS_FUSED and residual is None
+        known = asked and one_stream and launcher is not None and (norm is None or norm.kind == "rms_norm")
+        return launcher if known and linear.format.kernels.fits_normed(x, linear.weight) else None
 
     def _matmul_variant(self, x: Any, linear: Linear) -> str:
         """The requested GEMM variant if the format has it and it supports this number of rows, else the best for this shape and GPU."""
         kernels, name = linear.format.kernels, self.variants.get("matmul")
-        if name not in kernels.variants or x.shape[0] > kernels.most_rows.get(name, x.shape[0]):
+        if name is None or name not in kernels.variants or x.shape[0] > kernels.most_rows.get(name, x.shape[0]):
             return kernels.choose(x, linear.weight)
         return name

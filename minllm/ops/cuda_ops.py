@@ -33,9 +33,8 @@ from minllm.ops.cuda_sampling import CudaSampling
 from minllm.ops.cuda_speculation import CudaSpeculation
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.runtime.device import HOPPER
+from minllm.weights.format import StreamKernels
 from minllm.weights.linear import Linear
-
-MOST_ROWS_FUSED = 1  # maximum rows of x for a GEMV fused with norm and residual
 
 
 class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
@@ -87,10 +86,10 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
         cos_sin: Any = None,
     ) -> tuple[Any, Any]:
         """(queries, residual): norm, projection, rotation and cache write, in one kernel if x is one row or a DeferredNorm."""
-        config, launcher = attention_config, qkv.format.kernels.normed_qkv
+        config = attention_config
         halves = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved
         slots, caches, recent = batch.slot_mapping, (layer_cache.key, layer_cache.value), layer_cache.recent
-        if recent is not None and batch.recent.stores is None and layer_cache.key.by_channel:
+        if recent is not None and batch.recent is not None and batch.recent.stores is None and layer_cache.key.by_channel:
             slots, caches = batch.recent.slot_mapping, recent.rings  # the rings are plain: a group becomes codes once it is complete
         plain = config.q_norm is None and getattr(caches[0], "dtype", None) == self.dtype
         kernels = self._stream_kernels(x, qkv) if halves and plain and recent is None and config.head_dim % 64 == 0 else None
@@ -99,17 +98,18 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
             query = self.empty((x.shape[0], config.heads, config.head_dim), self.dtype)
             kernels.qkv_rope_append(rows, qkv.weight, qkv.bias, batch.positions, slots, cos_sin, query, *caches, self.stream)
             return query, residual
-        whole, normed_linear = self._fuses(x, residual, launcher, qkv, norm) and halves and plain, qkv.format.kernels.normed_linear
-        if not whole and self._fuses(x, residual, normed_linear, qkv, norm):  # heads have norms, or the cache is quantised
+        whole = self._fused(qkv.format.kernels.normed_qkv, x, residual, qkv, norm) if halves and plain else None
+        normed_linear = self._fused(qkv.format.kernels.normed_linear, x, residual, qkv, norm) if whole is None else None
+        if normed_linear is not None:  # heads have norms, or the cache is quantised
             projected = self.empty((x.shape[0], qkv.shape[0]), self.dtype)
             normed_linear(x, qkv.weight, projected, qkv.bias, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return self.qkv_rope_append(projected, batch, layer_cache, config, cos_sin), x
-        if not whole:
+        if whole is None:
             return super().normed_qkv(
                 x, residual, norm, qkv, batch=batch, layer_cache=layer_cache, attention_config=config, cos_sin=cos_sin
             )
         query = self.empty((x.shape[0], config.heads, config.head_dim), self.dtype)
-        launcher(
+        whole(
             x, norm.weight, norm.epsilon, qkv.weight, qkv.bias, batch.positions, slots, cos_sin, query, *caches, self.stream,
         )  # fmt: skip
         if recent is not None:
@@ -118,12 +118,11 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
 
     def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
         """(linear(x), residual); for one row of x (their sum, None); for the few rows of a flat GEMM (a DeferredNorm, None)."""
-        kernels = self._stream_kernels(x, linear) if next_norm is not None and next_norm.kind == "rms_norm" else None
-        if kernels is not None:
+        if next_norm is not None and next_norm.kind == "rms_norm" and (kernels := self._stream_kernels(x, linear)) is not None:
             norm = (next_norm.weight, next_norm.epsilon)
             return kernels.linear_add(x, linear.weight, linear.bias, residual, *norm, self.empty, self.stream), None
-        launcher = linear.format.kernels.normed_linear
-        if not self._fuses(x, None, launcher, linear):
+        launcher = self._fused(linear.format.kernels.normed_linear, x, None, linear)
+        if launcher is None:
             return super().linear_add(x, linear, residual)
         out = self.empty(residual.shape, self.dtype)
         launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual)
@@ -139,8 +138,8 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
             activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
             kernels.gated(x, gate_up.weight, activated, self.stream)
             return self.linear_add(activated, down, x.stream, next_norm)
-        launcher = gate_up.format.kernels.normed_gated
-        if not (self._fuses(x, residual, launcher, gate_up, norm) and activation == "silu" and gate_up.bias is None):
+        launcher = self._fused(gate_up.format.kernels.normed_gated, x, residual, gate_up, norm)
+        if launcher is None or activation != "silu" or gate_up.bias is not None:
             return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation=activation)
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
         launcher(x, gate_up.weight, activated, self.stream, norm=norm.weight, epsilon=norm.epsilon)
@@ -154,8 +153,8 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
         return logits
 
     def _uncapped_logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
-        launcher = lm_head.format.kernels.normed_linear
-        if rows is None and self._fuses(x, residual, launcher, lm_head, norm):
+        launcher = self._fused(lm_head.format.kernels.normed_linear, x, residual, lm_head, norm)
+        if rows is None and launcher is not None:
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
             launcher(x, lm_head.weight, out, None, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return out
@@ -166,17 +165,8 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
         normalised, _ = self.add_norm(x, residual, norm)
         return self._matmul(normalised, lm_head, np.dtype(np.float32))
 
-    def _fuses(self, x: Any, residual: Any, launcher: Any, linear: Linear, norm: NormWeights | None = None) -> bool:
-        """Whether a GEMV of x is fused with the norm before it and the residual addition after it; the stream is then a single array.
+    def _stream_kernels(self, x: Any, linear: Linear) -> StreamKernels | None:
 
-        launcher: the format's launcher of the fused GEMV, or None.
-        """
-        asked = self.variants.get("matmul", "gemv") == "gemv" and not {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys()
-        one_stream = x.shape[0] <= MOST_ROWS_FUSED and residual is None
-        known = asked and one_stream and launcher is not None and (norm is None or norm.kind == "rms_norm")
-        return known and linear.format.kernels.fits_normed(x, linear.weight)
-
-    def _stream_kernels(self, x: Any, linear: Linear) -> Any:
         """The StreamKernels of the linear's format if they support x, which may be a DeferredNorm; else None."""
         kernels, x = linear.format.kernels.stream, x.scaled if isinstance(x, DeferredNorm) else x
         if kernels is None or self.capability != HOPPER or {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys():

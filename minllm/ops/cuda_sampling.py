@@ -50,7 +50,7 @@ class CudaSampling(CudaBase):
     ) -> None:  # fmt: skip
         """Writes the arrays of a decode batch from its rows' slots."""
         load_rows(slots, state, batch, block_size, pads, self.stream)
-        if residual_window:
+        if batch.recent is not None:
             recent = (batch.recent.slot_mapping, batch.recent.context_lens, batch.recent.block_tables)
             move_window(batch.positions, batch.context_lens, slots, *recent, residual_window, self.stream)
 

@@ -52,7 +52,7 @@ class CudaSpeculation(CudaBase):
     def accept_tree(self, chosen: Any, computed: Any, slots: Any, drafts: DraftState) -> tuple[Any, Any, Any]:
         """New tokens, the rows that yielded them, and their number per run: int32 [R] each."""
         tokens, path, counts = (self.empty(slots.shape, np.int32) for _ in range(3))
-        accept_tree(chosen, computed, slots, drafts.tree, tokens, path, counts, self.stream)
+        accept_tree(chosen, computed, slots, drafts.nodes, tokens, path, counts, self.stream)
         return tokens, path, counts
 
     def compact_path(self, cache: Any, slot_mapping: Any, path: Any, counts: Any) -> None:
@@ -87,9 +87,9 @@ class CudaSpeculation(CudaBase):
         self, p: Any, chosen: Any, computed: Any, slots: Any, sampling: SamplingTensors, drafts: DraftState
     ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
         """The token after each row, new tokens, the rows that yielded them, and their number per run: int32 [R] each."""
-        found = [self.empty(slots.shape, np.int32) for _ in range(4)]
-        reject_tree(p, drafts.log_q, chosen, computed, slots, drafts.tree, sampling, *found, self.stream)
-        return tuple(found)
+        by_row, tokens, path, counts = (self.empty(slots.shape, np.int32) for _ in range(4))
+        reject_tree(p, drafts.log_q, chosen, computed, slots, drafts.nodes, sampling, by_row, tokens, path, counts, self.stream)
+        return by_row, tokens, path, counts
 
     def run_slots(self, slots: Any, count: int, each: int = 1) -> Any:
         """The slot of each run, `each` times: int32 [count * each]."""

@@ -12,7 +12,7 @@ from minllm.runtime.dry_run import Addresses
 from minllm.runtime.memory import DeviceMemory
 
 
-class DryRun:
+class DryRun(CudaOps):
     """The methods that a dry run overrides; a mixin in front of the operations in the order of base classes."""
 
     def assume_gpu(self) -> None:
@@ -40,7 +40,7 @@ class DryRun:
         return np.zeros(array.shape, array.dtype)
 
 
-class DryRunOps(DryRun, CudaOps):
+class DryRunOps(DryRun):
     """CudaOps of the assumed GPU."""
 
     def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None):

@@ -45,11 +45,14 @@ from minllm.weights.linear import Linear
 class NumpyOps(NumpySpeculation, ComposedOps):
     """Implements `ops.protocol.Ops`; every array is a NumPy array."""
 
-    own_stages: tuple[str, ...] = ()  # stages that run the user's own kernels
-
     def __init__(self, dtype: Any = "float32"):
         """dtype: of the activations, a name or a NumPy dtype: float32, float16 or bfloat16."""
         self.dtype = activation_dtype(dtype, "NumpyOps")
+
+    @property
+    def own_stages(self) -> tuple[str, ...]:
+        """The stages that run the user's own kernels: none."""
+        return ()
 
     def array(self, host_array: np.ndarray) -> np.ndarray:
         """The array itself, C-contiguous."""
@@ -128,10 +131,10 @@ class NumpyOps(NumpySpeculation, ComposedOps):
 
     def quantize_groups(self, layer_cache: LayerCache, batch: Batch) -> None:
         """Writes codes of the groups of recent tokens that the batch has completed."""
+        cache, recent = layer_cache.window(batch)
         quantize_groups_reference(
-            *layer_cache.recent.of(batch), key_cache=layer_cache.key, value_cache=layer_cache.value, query_start=batch.query_start,
-            context_lens=batch.context_lens, block_tables=batch.block_tables, recent_lens=batch.recent.context_lens,
-            recent_tables=batch.recent.block_tables,
+            *cache.of(recent), layer_cache.key, layer_cache.value, batch.query_start, batch.context_lens, batch.block_tables,
+            recent.context_lens, recent.block_tables,
         )  # fmt: skip
 
     def copy_blocks_of_layers(self, caches: np.ndarray, copies: np.ndarray) -> None:
@@ -145,16 +148,17 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         scale, sliding_window, soft_cap = attention_config.scale, attention_config.sliding_window, attention_config.soft_cap
         if batch.tree is not None:
             verified, others = batch.verifications(), batch.behind_verifications()
-            tables = (verified.query_start, verified.context_lens, verified.block_tables, batch.tree.host.sees, batch.first_node)
-            out = tree_attention_reference(query, *caches, *tables, scale, sliding_window, soft_cap)
+            tables, tree = (verified.query_start, verified.context_lens, verified.block_tables), (batch.tree.host.sees, batch.first_node)
+            out = tree_attention_reference(query, *caches, *tables, *tree, scale, sliding_window, soft_cap)
             tables = (others.query_start, others.context_lens, others.block_tables)
             # Each reference leaves zeros in the other's rows.
             out += attention_reference(query, *caches, *tables, scale, sliding_window, soft_cap)
         elif layer_cache.recent is None:
             out = attention_reference(query, *caches, *tables, scale, sliding_window, soft_cap)
         else:
-            recent = (batch.recent.context_lens, batch.recent.block_tables, scale, layer_cache.recent.window, sliding_window, soft_cap)
-            out = attention_with_window_reference(query, *caches, *layer_cache.recent.of(batch), *tables, *recent)
+            cache, recent = layer_cache.window(batch)
+            windows = (recent.context_lens, recent.block_tables, scale, cache.window)
+            out = attention_with_window_reference(query, *caches, *cache.of(recent), *tables, *windows, sliding_window, soft_cap)
         return out.reshape(len(query), -1)
 
     def gated_mlp(self, x: np.ndarray, gate_up: Linear, down: Linear, activation: str) -> np.ndarray:
@@ -187,8 +191,9 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         soft_cap: float = 0.0,
     ) -> np.ndarray:  # fmt: skip
         """The logits of `rows`, or of all rows: float32 [R, vocab]."""
-        rows = slice(None) if rows is None else rows
-        normalised, _ = self.add_norm(x[rows], None if residual is None else residual[rows], norm)
+        if rows is not None:
+            x, residual = x[rows], None if residual is None else residual[rows]
+        normalised, _ = self.add_norm(x, residual, norm)
         logits = self.linear(normalised, lm_head, np.float32)
         return soft_cap_reference(logits, soft_cap) if soft_cap else logits
 
@@ -213,8 +218,8 @@ class NumpyOps(NumpySpeculation, ComposedOps):
     ) -> None:  # fmt: skip
         """Writes the arrays of a decode batch from its rows' slots."""
         load_rows_reference(slots, state, batch, block_size, pads)
-        if residual_window:
-            recent = batch.recent
+        recent = batch.recent
+        if recent is not None:
             found = window_of_rows(batch.positions, batch.context_lens, slots, residual_window)
             recent.slot_mapping[:], recent.context_lens[:], recent.block_tables[:] = found
 

@@ -28,10 +28,10 @@ from minllm.kernels.speculation.rejection import reject_reference
 from minllm.kernels.speculation.row_sampling import row_sampling_reference
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.synthetic import accept_synthetic_reference
-from minllm.ops.protocol import Batch
+from minllm.ops.protocol import Batch, DraftOps
 
 
-class NumpySpeculation:
+class NumpySpeculation(DraftOps):
     """Part of NumpyOps."""
 
     def load_spans(
@@ -51,9 +51,11 @@ class NumpySpeculation:
         """The number of new tokens of each run: int32 [R]."""
         return accept_reference(chosen, computed, slots)
 
-    def accept_tree(self, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, drafts: DraftState) -> tuple[np.ndarray, ...]:
+    def accept_tree(
+        self, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, drafts: DraftState
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
         """New tokens, the rows that yielded them, and their number per run: int32 [R] each."""
-        return accept_tree_reference(chosen, computed, slots, drafts.tree.parents)
+        return accept_tree_reference(chosen, computed, slots, drafts.nodes.parents)
 
     def compact_path(self, cache: np.ndarray, slot_mapping: np.ndarray, path: np.ndarray, counts: np.ndarray) -> None:
         """Moves the accepted tokens of a tree to consecutive slots of the cache."""
@@ -76,9 +78,9 @@ class NumpySpeculation:
 
     def reject_tree(
         self, p: np.ndarray, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, sampling: SamplingTensors, drafts: DraftState
-    ) -> tuple[np.ndarray, ...]:  # fmt: skip
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
         """The token after each row, new tokens, the rows that yielded them, and their number per run: int32 [R] each."""
-        return reject_tree_reference(p, drafts.log_q, chosen, computed, slots, drafts.tree.parents, sampling)
+        return reject_tree_reference(p, drafts.log_q, chosen, computed, slots, drafts.nodes.parents, sampling)
 
     def run_slots(self, slots: np.ndarray, count: int, each: int = 1) -> np.ndarray:
         """The slot of each run, `each` times: int32 [count * each]."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from minllm.errors import KernelArgumentError
 from minllm.weights.linear import Linear
 
 if TYPE_CHECKING:  # a configuration is read without loading a compiler
@@ -133,9 +134,9 @@ class RecentCache:
     rings: tuple[Array, Array]
     scratch: tuple[Array, Array]  # the same in every layer
 
-    def of(self, batch: Batch) -> tuple[Array, Array]:
-        """The arrays in which the batch works: rings or scratch memory."""
-        return self.rings if batch.recent.stores is None else self.scratch
+    def of(self, recent: RecentTokens) -> tuple[Array, Array]:
+        """The arrays in which a batch with these recent tokens works: rings or scratch memory."""
+        return self.rings if recent.stores is None else self.scratch
 
 
 @dataclass
@@ -149,6 +150,12 @@ class LayerCache:
     value: Array  # [num_blocks, block_size, kv_heads, head_dim]
     recent: RecentCache | None = None  # with a residual window: attention reads the newest tokens here, not their codes
     local_of: Array | None = None  # int32 [blocks of the tables]: with local blocks (cache/window_blocks.py), those of the arrays above
+
+    def window(self, batch: Batch) -> tuple[RecentCache, RecentTokens]:
+        """The newest tokens of the layer, and where a batch has its own. Raises KernelArgumentError for a cache or batch without them."""
+        if self.recent is None or batch.recent is None:
+            raise KernelArgumentError("a residual window needs both a cache and a batch that have one")
+        return self.recent, batch.recent
 
 
 @dataclass
@@ -186,10 +193,10 @@ class Routing:
     normalized: bool  # whether the weights of the chosen experts are divided by their sum
 
 
-class Ops(Protocol):
+class ForwardOps(Protocol):
     """The operations of a forward pass. Activations are stored in `dtype` (NumPy float32, float16 or ml_dtypes.bfloat16); every sum,
     statistic and softmax is float32. No operation changes an argument, except that `qkv_rope_append` (and `normed_qkv`, which contains it)
-    and `copy_blocks` write the cache, and the operations on slots at the end write what their docstrings say."""
+    and `copy_blocks` write the cache."""
 
     dtype: np.dtype
 
@@ -355,6 +362,10 @@ class Ops(Protocol):
         """
         ...
 
+
+class SlotOps(Protocol):
+    """The next tokens, and the state of the running sequences (kernels/slots). slots, int32 [R]: the slot of each row; -1 for padding."""
+
     def sample(self, logits: Array, sampling: "SamplingTensors", slots: Array) -> Array:
         """One token id per row, int32 [R], from float32 logits [R, vocab]; row r has the parameters of slots[r], and slot -1 gives token 0.
 
@@ -374,7 +385,6 @@ class Ops(Protocol):
         arrays, from float32 logits [R, vocab] as the model computed them."""
         ...
 
-    # State of the running sequences (kernels/slots). slots, int32 [R]: the slot of each row; -1 marks a padding row.
 
     def write_slots(self, state: "SlotState", pairs: Array) -> None:
         """state.words[index] = word for pairs (index, word), int32 [n, 2], from `SlotState.pairs`; an index below 0 is skipped."""
@@ -396,7 +406,9 @@ class Ops(Protocol):
         counts."""
         ...
 
-    # Speculation (kernels/speculation). A run is the neighbouring rows of one slot: the newest token and its drafts.
+
+class DraftOps(Protocol):
+    """Speculation (kernels/speculation). A run is the neighbouring rows of one slot: the newest token and its drafts."""
 
     def load_spans(
         self, slots: Array, state: "SlotState", drafts: "DraftState", batch: Batch, block_size: int, ahead: int = 0,
@@ -497,3 +509,7 @@ class Ops(Protocol):
         as drafts; returns their number in the first row, 0 in others: int32 [R]. computed int32 [T], chosen int32 [R]: the input token of
         each row, and the token that `sample` chose after it."""
         ...
+
+
+class Ops(ForwardOps, SlotOps, DraftOps, Protocol):
+    """All operations of an engine's machine. Implementations inherit from it, so that a type checker says what they lack."""

@@ -4,7 +4,7 @@ The simulator takes microseconds per operation and thread, so GEMMs of large mat
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +26,8 @@ class SimulatedStageOps(NumpyOps):
         """kernels: the kernel of each stage. dtype: of the activations."""
         super().__init__(dtype)
         self.kernels = dict(kernels)
-        self.launches, self.seconds = Counter(), Counter()
+        self.launches: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @property
     def own_stages(self) -> tuple[str, ...]:
@@ -47,13 +48,13 @@ class SimulatedStageOps(NumpyOps):
             return super().add_norm(x, residual, norm)
         out, stream = np.empty_like(x), None if residual is None else residual.copy()
         self.simulate("rms_norm", x, norm.weight.astype(x.dtype), out, norm.epsilon, stream)
-        return out, x if residual is None else stream
+        return out, x if stream is None else stream
 
     def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
         """x @ weight.T + bias; in the simulator if it is small and a kernel of your own supports the weight's format."""
         stage, weight, bias = linear.format.own_stage, linear.weight, linear.bias
-        own, (outputs, inputs) = self.kernels.get(stage), linear.shape
-        if own is None or not own.takes(len(x)) or len(x) * outputs * inputs > MOST_PRODUCTS:
+        own, (outputs, inputs) = self.kernels.get(stage or ""), linear.shape
+        if stage is None or own is None or not own.takes(len(x)) or len(x) * outputs * inputs > MOST_PRODUCTS:
             return super().linear(x, linear, out_dtype)
         out = np.empty((len(x), outputs), x.dtype if out_dtype is None else out_dtype)
         if linear.format.is_plain:  # float32 numbers that are exact in the activations' dtype; kernels need one dtype

@@ -45,8 +45,8 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
 
     def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
         """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; else (linear(x), residual)."""
-        launcher, shard = linear.format.kernels.normed_linear, linear.shard
-        if shard.axis != INPUTS or shard.ranks == 1 or not self._fuses(x, None, launcher, linear):
+        launcher, shard = self._fused(linear.format.kernels.normed_linear, x, None, linear), linear.shard
+        if shard.axis != INPUTS or shard.ranks == 1 or launcher is None:
             return super().linear_add(x, linear, residual, next_norm)
         out = self.empty(residual.shape, self.dtype)
         launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual if shard.rank == 0 else None)

@@ -39,7 +39,8 @@ class LinearKernels(NamedTuple):
     normed_activations: Mapping[str, Callable] = {}
     gated_activations: Mapping[str, Callable] = {}  # variant -> launcher(gate_up, empty, stream) that quantises silu(gate) * up
     workspaces: Mapping[str, Callable] = {}  # variant -> (x, weight, empty) -> the `workspace` of its launcher
-    gated: Callable | None = None  # (variant, x, weight, out_dtype) -> launcher(x, weight, out, stream) of silu(gate) * up, or None
+    # (variant, x, weight, out_dtype) -> launcher(x, weight, out, stream) of silu(gate) * up, or None
+    gated: Callable[[str, Any, Any, np.dtype], Callable | None] = lambda variant, x, weight, out_dtype: None
     # For decoding one sequence: GEMVs that include the RMS norm before them and the residual addition after them.
     fits_normed: Callable[[Any, Any], bool] = lambda x, weight: True  # whether the three below support the arrays
     normed_linear: Callable | None = None  # (x, weight, out, bias, stream, norm=, epsilon=, residual=)
@@ -71,6 +72,10 @@ class WeightFormat:
     def covers(self, name: str) -> bool:
         """Whether the matrix of the module `name` is held in this format."""
         return not any(name == one or name.endswith(f".{one}") for one in self.excluded)
+
+    def for_inputs(self, inputs: int) -> "WeightFormat":
+        """The format of a stored module with this number of inputs: this one, or one that dequantises it while it loads."""
+        return self
 
     def of(self, modules: list[str]) -> "WeightFormat | None":
         """The format of modules stacked in one Linear: this one if it covers all of them, else None for plain."""
@@ -150,9 +155,9 @@ class WeightFormat:
         return matmul_reference(x, self.dequantize(weight), bias, out_dtype)
 
     @property
-    def kernels(self) -> LinearKernels | None:
-        """The GPU kernels of this format; None if there are none."""
-        return None
+    def kernels(self) -> LinearKernels:
+        """The GPU kernels of this format."""
+        raise InvalidOptionError(f'quantization={self.name!r} has no kernels for a GPU: take device="cpu".')
 
 
 def check_scales(format_name: str, modules: list[str], weight: Any) -> None:

@@ -24,8 +24,7 @@ FP8_SINCE = (8, 9)  # the first compute capability that converts to and from fp8
 
 def int4_format(name: str, group_size: int, has_zeros: bool = False) -> Int4Format:
     """int4 in groups of this size, each with a float16 scale and, if has_zeros, a zero point of one byte."""
-    sizes = dict(group_size=group_size, group_bytes=3 if has_zeros else 2)
-    return Int4Format(name, 0.5, SIXTEEN_BITS, has_zeros=has_zeros, **sizes)
+    return Int4Format(name, 0.5, SIXTEEN_BITS, has_zeros=has_zeros, group_size=group_size, group_bytes=3 if has_zeros else 2)
 
 
 WEIGHT_FORMATS: dict[str, WeightFormat] = {

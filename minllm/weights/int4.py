@@ -85,7 +85,7 @@ class Int4Format(WeightFormat):
             scales = scales.astype(np.float16)
             wide = scales.astype(np.float32)
             inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide > 0)
-            zeros = np.clip(np.rint(-low * inverse), 0, LARGEST_CODE) if self.has_zeros else np.float32(MIDDLE)
+            zeros = np.clip(np.rint(-low * inverse), 0, LARGEST_CODE) if self.has_zeros else np.full_like(wide, MIDDLE)
             codes = np.clip(np.rint(groups * inverse[..., None]) + zeros[..., None], 0, LARGEST_CODE).astype(np.uint8)
             packed = pack_nibbles(codes.reshape(rows.shape))
             return (packed, scales, zeros.astype(np.uint8)) if self.has_zeros else (packed, scales)

@@ -94,10 +94,10 @@ def double_quantize(absmax: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.floa
     centred = np.zeros(-(-absmax.size // NESTED_BLOCK) * NESTED_BLOCK, np.float32)
     with np.errstate(invalid="ignore"):  # check_scales refuses NaN and infinity
         centred[: absmax.size] = (absmax - offset).reshape(-1)
-        centred = centred.reshape(-1, NESTED_BLOCK)
-        nested = np.abs(centred).max(axis=1)
+        blocks = centred.reshape(-1, NESTED_BLOCK)
+        nested = np.abs(blocks).max(axis=1)
         inverse = np.divide(np.float32(1), nested, out=np.zeros_like(nested), where=nested > 0)
-        codes = nearest(centred * inverse[:, None], dynamic_map()).reshape(-1)[: absmax.size].reshape(absmax.shape)
+        codes = nearest(blocks * inverse[:, None], dynamic_map()).reshape(-1)[: absmax.size].reshape(absmax.shape)
     return codes, nested, offset
 
 

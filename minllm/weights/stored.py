@@ -6,6 +6,7 @@ projection is split separately, by heads or rows, so that a rank holds matching 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -106,7 +107,12 @@ class StoredLinear:
         return {f"{one.name}.bias": (one.outputs,) for one in self.projections if one.bias}
 
 
-def stored_linear(prefix: str, name: str, outputs: int, inputs: int, bias: bool = False, **options) -> StoredLinear:
+def stacked_linear(projections: tuple[Projection, ...], axis: int = OUTPUTS) -> Any:
+    """A StoredLinear. It stands in a layout where a model has the Linear that is read from it, hence Any."""
+    return StoredLinear(projections, axis)
+
+
+def stored_linear(prefix: str, name: str, outputs: int, inputs: int, bias: bool = False, **options) -> Any:
     """A StoredLinear of one module. options: `axis`, and the fields of Projection."""
     axis = options.pop("axis", OUTPUTS)
     return StoredLinear((Projection(prefix + name, outputs, inputs, bias, **options),), axis)

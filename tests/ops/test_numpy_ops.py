@@ -10,8 +10,9 @@ import torch
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling.parameters import build_sampling_tensors
 from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Ops
+from minllm.ops.protocol import AttentionConfig, Batch, DraftOps, ForwardOps, LayerCache, NormWeights, SlotOps
 from minllm.weights.formats import plain_linear
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -158,8 +159,10 @@ def test_sampling_goes_to_the_sampler():
     assert NumpyOps().sample(logits, tensors, np.arange(2)).tolist() == [2, 0]
 
 
-def test_every_operation_of_the_protocol_is_there():
-    names = [name for name in vars(Ops) if not name.startswith("_")]
-    assert len(names) > 10
+@pytest.mark.parametrize("protocol", [ForwardOps, SlotOps, DraftOps])
+def test_every_operation_of_a_protocol_is_implemented(protocol):
+    names = [name for name in vars(protocol) if not name.startswith("_")]
+    assert len(names) > 5
     for name in names:
-        assert callable(getattr(NumpyOps, name)), name
+        assert getattr(NumpyOps, name) is not getattr(protocol, name), name
+        assert getattr(CudaOps, name) is not getattr(protocol, name), name

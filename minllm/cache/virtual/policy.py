@@ -176,8 +176,9 @@ class VirtualPolicy(CachePolicy):
         while is_going_on:
             with self._lock:  # one page at a time, so that a step that is about to be launched need not wait long
                 occupied = self._claims.held.get(sequence)
-                is_wanted = occupied is not None and self.slots.mapped[occupied.slot] < occupied.asked_pairs
-                is_going_on = is_wanted and self.slots.num_left > self._claims.owed and self.slots.map_one(occupied.slot)
+                if occupied is None or self.slots.mapped[occupied.slot] >= occupied.asked_pairs:
+                    return
+                is_going_on = self.slots.num_left > self._claims.owed and self.slots.map_one(occupied.slot)
 
     def wait(self) -> None:
         """Wait until the thread has handled all requests; raises its error, if there was one."""

@@ -5,11 +5,11 @@ are drawn it takes 4 S K V more, with a vocabulary of V tokens.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from minllm.kernels.speculation.token_tree import TreeArrays
+from minllm.kernels.speculation.token_tree import TreeArrays, check
 
 
 @dataclass
@@ -20,6 +20,12 @@ class DraftState:
     token_history: Any  # int32 [S, W] the sequence's tokens, including the newest
     log_q: Any = None  # float32 [S, K, vocab] log-probabilities that the drafts were drawn from; None if they are not drawn
     tree: TreeArrays | None = None  # draft i of a slot is node i + 1; None: each draft follows the one before it
+
+    @property
+    def nodes(self) -> TreeArrays:
+        """The tree of the drafts. Raises KernelArgumentError for drafts that are a list."""
+        check(self.tree is not None, "these drafts are a list, and the operation is for a tree of drafts")
+        return cast(TreeArrays, self.tree)
 
     @classmethod
     def make(cls, zeros, num_slots: int, num_drafts: int, width: int, vocab: int = 0, tree: TreeArrays | None = None) -> "DraftState":

@@ -40,7 +40,7 @@ class GgufFile:
     def blocks(self, name: str) -> np.ndarray:
         """The stored blocks of a quantised matrix [rows, blocks per row], with the structured dtype of its type."""
         tensor = self.tensors[name]
-        return self._bytes[tensor.begin : tensor.end].view(tensor.type.block).reshape(tensor.shape[0], -1)
+        return self._bytes[tensor.begin : tensor.end].view(np.dtype(tensor.type.block)).reshape(tensor.shape[0], -1)
 
     def _alignment(self) -> int:
         value = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -83,7 +83,7 @@ def _mapped(path: Path) -> np.ndarray:
 def _read_start(reader: ValueReader) -> tuple[int, int]:
     """(number of tensors, number of keys). Raises UnsupportedModelError for other versions."""
     reader.number("I", "the magic number")
-    version = reader.number("I", "the version")
+    version = reader.count("I", "the version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
         kind = "big-endian" if swapped else f"of version {version}"
@@ -91,4 +91,4 @@ def _read_start(reader: ValueReader) -> tuple[int, int]:
             f"{reader.path} is a GGUF file {kind}, and minllm reads the little-endian versions {' and '.join(map(str, VERSIONS))}: "
             "take a newer file of the model, or convert it again with llama.cpp."
         )
-    return reader.number("Q", "the number of tensors"), reader.number("Q", "the number of keys")
+    return reader.count("Q", "the number of tensors"), reader.count("Q", "the number of keys")

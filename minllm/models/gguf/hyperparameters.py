@@ -104,7 +104,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     architecture, fields = read_architecture(file), metadata_fields(file)
     prefix = fields.text("general.architecture") + "."
     _refuse_unknown_keys(fields, prefix, architecture)
-    values = {ours: fields.integer(prefix + theirs) for theirs, ours in architecture.sizes.items()}
+    values: dict[str, Any] = {ours: fields.integer(prefix + theirs) for theirs, ours in architecture.sizes.items()}
     layers = fields.integer(f"{prefix}block_count")
     if layers > len(file.tensors):
         raise CheckpointError(f"{file.path} says {prefix}block_count = {layers}, and holds {len(file.tensors)} tensors; copy it again.")
@@ -129,7 +129,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
 def _llama_values(file: GgufFile, fields: Fields, prefix: str) -> dict[str, Any]:
     """The keys of config.json that Llama and Qwen have besides the sizes."""
     heads, hidden = fields.integer(f"{prefix}attention.head_count"), fields.integer(f"{prefix}embedding_length")
-    values = dict(
+    values: dict[str, Any] = dict(
         num_key_value_heads=fields.integer(f"{prefix}attention.head_count_kv", heads),
         rms_norm_eps=fields.positive(f"{prefix}attention.layer_norm_rms_epsilon"),
         rope_theta=fields.positive(f"{prefix}rope.freq_base", 10000.0),
@@ -193,8 +193,8 @@ def _tokens(file: GgufFile) -> list[str]:
 def _types(file: GgufFile) -> list[int]:
     """The type of each id; all ordinary in a file with damaged types, which the tokenizer refuses."""
     types = file.metadata.get("tokenizer.ggml.token_type")
-    is_right = isinstance(types, np.ndarray) and len(types) == len(_tokens(file))
-    return types.tolist() if is_right else [NORMAL] * len(_tokens(file))
+    count = len(_tokens(file))
+    return types.tolist() if isinstance(types, np.ndarray) and len(types) == count else [NORMAL] * count
 
 
 def _count_of_tokens(file: GgufFile) -> int:
@@ -205,7 +205,7 @@ def _count_of_tokens(file: GgufFile) -> int:
 
 def _with_rope_factors(file: GgufFile, config: ModelConfig) -> ModelConfig:
     """The config with the file's divisors of RoPE frequencies, llama.cpp's form of Llama 3's RoPE scaling."""
-    if ROPE_FACTORS not in file.tensors or config.model_type != "llama":
+    if ROPE_FACTORS not in file.tensors or config.model_type != "llama" or config.rope is None:
         return config
     shape = file.tensors[ROPE_FACTORS].shape
     if shape != (config.head_dim // 2,):

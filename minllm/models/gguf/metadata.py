@@ -45,7 +45,7 @@ def read_metadata(reader: ValueReader, count: int) -> dict[str, Any]:
 
 
 def _read_value(reader: ValueReader, key: str) -> Any:
-    kind = reader.number("I", f"the type of key {key!r}")
+    kind = reader.count("I", f"the type of key {key!r}")
     if kind == ARRAY:
         return _read_array(reader, key)
     return _read_single(reader, kind, key)
@@ -62,7 +62,7 @@ def _read_single(reader: ValueReader, kind: int, key: str) -> Any:
 
 
 def _read_array(reader: ValueReader, key: str, depth: int = 1) -> np.ndarray | list[str] | NestedArray:
-    kind, count = reader.number("I", f"the type of array {key!r}"), reader.number("Q", f"the length of array {key!r}")
+    kind, count = reader.count("I", f"the type of array {key!r}"), reader.count("Q", f"the length of array {key!r}")
     what = f"array {key!r} of {count:,} items"
     if kind == STRING:
         reader.require(8 * count, what)

@@ -62,19 +62,19 @@ def _read_entry(reader: ValueReader, number: int) -> tuple[str, tuple[int, ...],
     name = reader.string(f"the name of tensor {number}")
     if not name or len(name.encode()) > LONGEST_NAME or not name.isprintable():
         raise reader.damaged(f"the name of tensor {number} is {name[:80]!r}, and names are printable and have up to {LONGEST_NAME} bytes")
-    dimensions = reader.number("I", f"the dimensions of tensor {name!r}")
+    dimensions = reader.count("I", f"the dimensions of tensor {name!r}")
     if not 1 <= dimensions <= MOST_DIMENSIONS:
         raise reader.damaged(f"tensor {name!r} has {dimensions} dimensions, and a tensor has 1 to {MOST_DIMENSIONS}")
-    shape = tuple(int(reader.number("Q", f"the shape of tensor {name!r}")) for _ in range(dimensions))[::-1]
+    shape = tuple(reader.count("Q", f"the shape of tensor {name!r}") for _ in range(dimensions))[::-1]
     if min(shape) < 1:
         raise reader.damaged(f"tensor {name!r} has shape {list(shape)}, and sizes are at least 1")
-    kind = reader.number("I", f"the type of tensor {name!r}")
+    kind = reader.count("I", f"the type of tensor {name!r}")
     if kind not in BLOCK_TYPES:
         raise refused_type(reader.path, name, kind)
     block_type = BLOCK_TYPES[kind]
     if shape[-1] % block_type.numbers:
         raise reader.damaged(f"tensor {name!r} has rows of {shape[-1]} numbers, and {block_type.name} has blocks of {block_type.numbers}")
-    return name, shape, block_type, reader.number("Q", f"the offset of tensor {name!r}")
+    return name, shape, block_type, reader.count("Q", f"the offset of tensor {name!r}")
 
 
 def _aligned(position: int, alignment: int) -> int:

@@ -19,7 +19,7 @@ class ValueReader:
     def __init__(self, path: Path, data: np.ndarray):
         """data: uint8, the whole file."""
         self.path, self.at = path, 0
-        self._data = memoryview(data)[:LARGEST_HEADER]
+        self._data = data.data[:LARGEST_HEADER]
         self._is_cut = len(data) > LARGEST_HEADER
 
     def _take(self, size: int, what: str) -> memoryview:
@@ -46,13 +46,17 @@ class ValueReader:
         """The next number; code: of the struct module, "I" is uint32, "Q" is uint64."""
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code), what))[0]
 
+    def count(self, code: str, what: str) -> int:
+        """The next number, an integer; arguments as for `number`."""
+        return int(self.number(code, what))
+
     def numbers(self, dtype: np.dtype, count: int, what: str) -> np.ndarray:
         """The next `count` numbers, as a view of the file."""
         return np.frombuffer(self._take(count * dtype.itemsize, what), dtype)
 
     def string(self, what: str) -> str:
         """The next string. Raises CheckpointError if it is not valid UTF-8."""
-        length = self.number("Q", f"the length of {what}")
+        length = self.count("Q", f"the length of {what}")
         raw = bytes(self._take(length, what))
         try:
             return raw.decode("utf-8")

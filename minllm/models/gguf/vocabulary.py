@@ -109,11 +109,10 @@ def _types(file: GgufFile) -> list[int]:
 
 def _pairs(file: GgufFile, merges: list[str]) -> list[tuple[str, str]]:
     """The two sides of each merge. Raises CheckpointError if a merge is not two tokens."""
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    wrong = next((merge for merge, pair in zip(merges, pairs, strict=True) if len(pair) != 2), None)
+    wrong = next((merge for merge in merges if merge.count(" ") != 1), None)
     if wrong is not None:
         raise CheckpointError(f"{file.path}: tokenizer.ggml.merges holds {wrong[:60]!r}, not two tokens and a space; copy the file again.")
-    return pairs
+    return [(left, right) for left, right in (merge.split(" ") for merge in merges)]
 
 
 def _special_tokens(fields: Fields, tokens: list[str], splitting: Splitting) -> dict[str, Any]:

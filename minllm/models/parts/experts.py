@@ -20,7 +20,7 @@ from minllm.ops.protocol import Array, NormWeights, Ops, Routing
 from minllm.weights.formats import plain_linear
 from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS
-from minllm.weights.stored import Projection, StoredLinear, StoredTensor, stored_linear
+from minllm.weights.stored import Projection, StoredTensor, stacked_linear, stored_linear
 
 FIELDS = ("intermediate_size", "num_experts", "num_experts_per_tok", "shared_expert_intermediate_size", "activation")
 ID_AND_WEIGHT_BYTES = 8  # int32 and float32 per token and chosen expert
@@ -70,8 +70,8 @@ def llama_tensors(config: ModelConfig, prefix: str) -> Experts:
     return Experts(
         norm=config.norm_of(f"{prefix}post_attention_layernorm"),
         router=StoredTensor(f"{prefix}mlp.gate.weight", (config.num_experts, hidden)),
-        gate_up=StoredLinear(tuple(halves)),
-        down=StoredLinear(tuple(Projection(f"{name}down_proj", hidden, inner) for name in names), INPUTS),
+        gate_up=stacked_linear(tuple(halves)),
+        down=stacked_linear(tuple(Projection(f"{name}down_proj", hidden, inner) for name in names), INPUTS),
         routing=Routing(config.num_experts, config.num_experts_per_tok, config.norm_topk_prob),
         shared=_shared_tensors(config, prefix) if config.shared_expert_intermediate_size else None,
     )
@@ -81,7 +81,7 @@ def _shared_tensors(config: ModelConfig, prefix: str) -> SharedExpert:
     hidden, width, name = config.hidden_size, config.shared_expert_intermediate_size, f"{prefix}mlp.shared_expert."
     return SharedExpert(
         gate=StoredTensor(f"{prefix}mlp.shared_expert_gate.weight", (1, hidden)),
-        gate_up=StoredLinear(tuple(Projection(name + half, width, hidden) for half in ("gate_proj", "up_proj"))),
+        gate_up=stacked_linear(tuple(Projection(name + half, width, hidden) for half in ("gate_proj", "up_proj"))),
         down=stored_linear(name, "down_proj", hidden, width, axis=INPUTS),
         activation=config.activation,
     )

@@ -14,7 +14,7 @@ from minllm.models.parts.terms import Matrix, Norm, Sizes, Stage
 from minllm.ops.protocol import Array, NormWeights, Ops
 from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS
-from minllm.weights.stored import Projection, StoredLinear, stored_linear
+from minllm.weights.stored import Projection, stacked_linear, stored_linear
 
 FIELDS = ("intermediate_size", "activation", "mlp_bias", "post_norms")
 ACTIVATION_OPERATIONS = 6  # per element
@@ -39,8 +39,9 @@ class GatedMlp:
             normalised, residual = ops.add_norm(x, residual, self.norm)  # both [T, hidden]
             out = ops.gated_mlp(normalised, self.gate_up, self.down, self.activation)  # [T, hidden]
             return ops.add_norm(out, None, self.post_norm)[0], residual
-        names = dict(activation=self.activation, next_norm=next_norm)
-        return ops.normed_gated_mlp(x, residual, self.norm, self.gate_up, self.down, **names)  # both [T, hidden]
+        return ops.normed_gated_mlp(
+            x, residual, self.norm, self.gate_up, self.down, activation=self.activation, next_norm=next_norm
+        )  # both [T, hidden]  # fmt: skip
 
 
 def llama_tensors(config: ModelConfig, prefix: str) -> GatedMlp:
@@ -49,7 +50,7 @@ def llama_tensors(config: ModelConfig, prefix: str) -> GatedMlp:
     halves = tuple(Projection(f"{prefix}mlp.{name}", inner, hidden, config.mlp_bias) for name in ("gate_proj", "up_proj"))
     return GatedMlp(
         norm=config.norm_of(f"{prefix}{'pre_feedforward' if config.post_norms else 'post_attention'}_layernorm"),
-        gate_up=StoredLinear(halves),
+        gate_up=stacked_linear(halves),
         down=stored_linear(prefix, "mlp.down_proj", hidden, inner, config.mlp_bias, axis=INPUTS),
         activation=config.activation,
         post_norm=config.post_norm_of(f"{prefix}post_feedforward_layernorm"),

@@ -20,7 +20,7 @@ from minllm.models.parts.terms import Matrix, Norm, Sizes, Stage
 from minllm.ops.protocol import Array, AttentionConfig, Batch, LayerCache, NormWeights, Ops
 from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS
-from minllm.weights.stored import Projection, StoredLinear, StoredTensor, stored_linear
+from minllm.weights.stored import Projection, StoredTensor, stacked_linear, stored_linear
 
 FIELDS = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_windows", "qkv_bias", "attention_output_bias", "qk_norm",
@@ -67,7 +67,7 @@ def llama_tensors(config: ModelConfig, layer: int, prefix: str) -> GroupedAttent
     projections = (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
     return GroupedAttention(
         norm=config.norm_of(f"{prefix}input_layernorm"),
-        qkv=StoredLinear(
+        qkv=stacked_linear(
             tuple(Projection(attention + name, n * head_dim, hidden, config.qkv_bias, units=(n,)) for name, n in projections)
         ),
         config=config.attention(layer, *(_head_norm(config, f"{attention}{name}.weight") for name in ("q_norm", "k_norm"))),

@@ -68,7 +68,7 @@ class Sizes:
     visible: int  # pairs of a query and a key that it sees, over all layers
     read: int  # tokens whose keys and values are read in the cache's format, over all layers
     item: int = 2
-    matrix_item: float = 2  # bytes per number in the layers' matrices
+    matrix_item: float | Fraction = 2  # bytes per number in the layers' matrices
     kv_item: float = 2  # bytes per number in the KV cache
     exact: int = 0  # tokens of a residual window, read unquantised, over all layers
     weight_format: WeightFormat | None = None  # sets matrix_item for each matrix, with its share of the scales

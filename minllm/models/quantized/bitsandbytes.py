@@ -70,10 +70,10 @@ class StoredNf4(StoredFormat, Nf4Format):
     def matrix(self, projection: Projection, checkpoint: Any) -> np.ndarray:
         """A module's dequantised matrix, float32 [outputs, inputs], read as one row of blocks, the last of which may be shorter."""
         tensors, numbers = ModuleTensors(checkpoint, projection.name), projection.outputs * projection.inputs
-        offset, (absmax, *tables) = self._checked_state(projection, tensors), self._scales(tensors)
+        offset, (absmax, nested, found, table) = self._checked_state(projection, tensors), self._scales(tensors)
         codes = np.zeros((1, len(absmax) * BLOCK // 2), np.uint8)
         codes[0, : -(-numbers // 2)] = tensors.codes("weight", np.uint8)[:, 0]
-        row = Nf4Weight(codes, absmax[:, None], *tables[:2], np.full(1, offset, np.float32), np.zeros(1, np.int32), tables[2])
+        row = Nf4Weight(codes, absmax[:, None], nested, found, np.full(1, offset, np.float32), np.zeros(1, np.int32), table)
         return self.dequantize(row)[0, :numbers].reshape(projection.outputs, projection.inputs)
 
     def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard, first_block: int) -> Nf4Weight:
@@ -86,7 +86,7 @@ class StoredNf4(StoredFormat, Nf4Format):
         offsets = np.full(len(codes), offset, np.float32)
         return Nf4Weight(codes, absmax, nested, found, offsets, numbers[:, 0].astype(np.int32), table)
 
-    def _scales(self, tensors: ModuleTensors) -> tuple[np.ndarray | None, ...]:
+    def _scales(self, tensors: ModuleTensors) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
         """(absmax [blocks], nested_absmax or None, the map of absmax codes, the table of codes)."""
         table = tensors.scales("weight.quant_map").astype(np.float32)
         if not self.nested:
@@ -122,7 +122,9 @@ def read_bitsandbytes(fields: Fields, checkpoint: Any) -> tuple[StoredNf4, list[
     if not states:
         raise CheckpointError(f"{checkpoint.directory} lacks tensors NAME{ending}, which {fields.source} needs; copy the file again.")
     nested = fields.flag("bnb_4bit_use_double_quant", False)
-    sizes = dict(row_bytes=8, group_size=BLOCK, group_bytes=1 if nested else 4)
     lengths = {name: shape[0] if shape else 0 for name, shape in states.items()}
-    found = StoredNf4(f"bitsandbytes {kind}", 0.5, SIXTEEN_BITS, nested=nested, kind=kind, state_bytes=lengths, **sizes)
+    found = StoredNf4(
+        f"bitsandbytes {kind}", 0.5, SIXTEEN_BITS, row_bytes=8, group_size=BLOCK, group_bytes=1 if nested else 4, nested=nested, kind=kind,
+        state_bytes=lengths,
+    )  # fmt: skip
     return found, list(states)

@@ -71,8 +71,8 @@ class PackedIntegers(StoredFormat, Int4Format):
         """A module's dequantised matrix, float32 [outputs, inputs]; the last group may be shorter."""
         codes, scales, zeros = self._parts(projection, checkpoint)
         group, inputs = self.group_size or projection.inputs, projection.inputs
-        zeros = np.float32(1 << self.bits - 1) if zeros is None else np.repeat(zeros, group, axis=1)[:, :inputs]
-        return (codes.astype(np.float32) - zeros) * np.repeat(scales.astype(np.float32), group, axis=1)[:, :inputs]
+        middle = np.float32(1 << self.bits - 1) if zeros is None else np.repeat(zeros, group, axis=1)[:, :inputs]
+        return (codes.astype(np.float32) - middle) * np.repeat(scales.astype(np.float32), group, axis=1)[:, :inputs]
 
     def _words(self, codes: int) -> int:
         return -(-codes * self.bits // WORD_BITS)
@@ -100,6 +100,10 @@ class PackedIntegers(StoredFormat, Int4Format):
 
 class ScaledRows(StoredFormat):
     """Mixin for weights (codes, scales [outputs]): reads MODULE.weight with a scale per output, or one for all."""
+
+    by_row: bool
+    make: Callable[..., Any]  # the weight of (codes, scales)
+    codes: Callable[[ModuleTensors], np.ndarray]  # MODULE.weight [outputs, inputs]
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the codes and scales."""
@@ -191,8 +195,10 @@ def _is_dynamic(inputs: Fields, bits: int, kind: str, strategy: str) -> bool:
 def packed_integers(bits: int, group_size: int, has_zeros: bool) -> PackedIntegers:
     """The format of codes of `bits` bits; group_size 0 means a scale per output."""
     each = 3 if has_zeros else 2
-    sizes = dict(group_bytes=each) if group_size else dict(row_bytes=each)
-    return PackedIntegers(f"compressed-tensors int{bits}", 0.5, group_size=group_size, has_zeros=has_zeros, bits=bits, **sizes)
+    of_group, of_row = (each, 0) if group_size else (0, each)
+    return PackedIntegers(
+        f"compressed-tensors int{bits}", 0.5, group_size=group_size, group_bytes=of_group, row_bytes=of_row, has_zeros=has_zeros, bits=bits
+    )  # fmt: skip
 
 
 def stored_rows(kind: type, name: str, by_row: bool) -> WeightFormat:
@@ -243,4 +249,4 @@ def read_compressed_tensors(fields: Fields) -> Callable[[str], WeightFormat | No
         raise CheckpointError(f"{fields.source} lacks config_groups, which say how its modules are quantised.")
     target_of = most_specific([*formats], f"{fields.source} config_groups")
     is_ignored = most_specific(fields.values.get("ignore") or [], f"{fields.source} ignore")
-    return lambda module: None if is_ignored(module) else formats.get(target_of(module))
+    return lambda module: None if is_ignored(module) else formats.get(target_of(module) or "")

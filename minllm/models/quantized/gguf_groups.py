@@ -25,12 +25,17 @@ GROUP = 32
 class BlocksOfRows(StoredFormat):
     """Mixin for formats in groups of 32: reads MODULE.weight from ggml's blocks."""
 
+    def weight_of(self, blocks: np.ndarray) -> Any:
+        """The weight of blocks [outputs, groups]."""
+        raise NotImplementedError
+
     def load(self, projections: tuple[Projection, ...], checkpoint: GgufCheckpoint, shard: Shard) -> Any:
         """The shard of the stacked modules' weight, as host arrays."""
         parts = []
         for one in projections:
             blocks = one.cut(checkpoint.blocks(f"{one.name}.weight"), shard, block=(1, GROUP))  # [outputs, groups]
-            ModuleTensors(checkpoint, one.name).check_finite("weight", *(blocks[name] for name in ("d", "m") if name in blocks.dtype.names))
+            scales = (blocks[name] for name in blocks.dtype.names or () if name in ("d", "m"))
+            ModuleTensors(checkpoint, one.name).check_finite("weight", *scales)
             parts.append(blocks)
         return self.weight_of(np.concatenate(parts) if len(parts) > 1 else parts[0])
 
@@ -64,7 +69,7 @@ FORMATS = {
 def gguf_format(config: ModelConfig, checkpoint: GgufCheckpoint) -> FormatOfModules | None:
     """The formats of the modules that kernels can read as stored; None if there are no such modules."""
 
-    def decide(module: str) -> Q4 | Q8 | None:
+    def decide(module: str) -> BlocksOfRows | None:
         name = f"{module}.weight"
         return FORMATS.get(checkpoint.entry(name).dtype) if name in checkpoint else None
 

@@ -112,9 +112,9 @@ def read_gptq(fields: Fields, checkpoint: Any) -> dict[str, WeightFormat]:
         missing = f"{incomplete[0]}.qzeros" if incomplete else "any tensor NAME.qweight"
         raise CheckpointError(f"{checkpoint.directory} lacks {missing}, which {fields.source} needs; a file is incomplete, copy it again.")
     group_size, has_group_index = max(0, group_size), any(name.endswith(".g_idx") for name in checkpoint.names())
-    sizes = dict(group_size=group_size, group_bytes=3 if group_size else 0, row_bytes=0 if group_size else 3)
     form = GptqFormat(
-        "gptq", 0.5, has_zeros=True, stored_less=stored_less(checkpoint, modules), has_group_index=has_group_index, **sizes
+        "gptq", 0.5, has_zeros=True, stored_less=stored_less(checkpoint, modules), has_group_index=has_group_index, group_size=group_size,
+        group_bytes=3 if group_size else 0, row_bytes=0 if group_size else 3,
     )  # fmt: skip
     if not has_group_index:
         return dict.fromkeys(modules, form)

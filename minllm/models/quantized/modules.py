@@ -39,8 +39,8 @@ class FormatOfModules(WeightFormat):
         return max(one.workspace_bytes(rows, outputs, inputs, itemsize) for one in self.chosen.values())
 
     @property
-    def kernels(self) -> LinearKernels | None:
-        """The kernels of the first format; not None, as every stored format has kernels."""
+    def kernels(self) -> LinearKernels:
+        """The kernels of the first format."""
         return next(one.kernels for one in self.chosen.values())
 
 

@@ -13,6 +13,7 @@ from minllm.models.quantized.fp8_blocks import read_fp8
 from minllm.models.quantized.gptq import read_gptq
 from minllm.models.quantized.modules import FormatOfModules, by_module
 from minllm.models.weights import is_prefixed
+from minllm.weights.format import WeightFormat
 
 KEY = "quantization_config"
 METHODS = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq")
@@ -39,11 +40,11 @@ def _decision(method: str, fields: Fields, checkpoint: Checkpoint):
     if method == "gptq":
         return read_gptq(fields, checkpoint).get
     if method == "bitsandbytes":
-        found, modules = read_bitsandbytes(fields, checkpoint)
-        return dict.fromkeys(modules, found).get
+        of_all, modules = read_bitsandbytes(fields, checkpoint)
+        return dict.fromkeys(modules, of_all).get
     if method == "compressed-tensors":
         return read_compressed_tensors(fields)
-    found = read_awq(fields) if method == "awq" else read_fp8(fields)
+    found: WeightFormat = read_awq(fields) if method == "awq" else read_fp8(fields)
     left = fields.values.get("modules_to_not_convert") or []
     if not isinstance(left, list) or not all(isinstance(one, str) for one in left):
         raise UnsupportedModelError(f"{fields.source} says modules_to_not_convert = {left!r}, and it must be a list of names.")

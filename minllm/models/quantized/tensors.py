@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minllm.errors import CheckpointError
+from minllm.weights.format import WeightFormat
 from minllm.weights.stored import Projection
 
 
@@ -63,14 +64,10 @@ def stacked(parts: list[tuple]) -> tuple:
     return tuple(None if one[0] is None else np.concatenate(one) for one in zip(*parts, strict=True))
 
 
-class StoredFormat:
+class StoredFormat(WeightFormat):
     """Mixin for formats that are read from checkpoints."""
 
     is_option = False
-
-    def for_inputs(self, inputs: int) -> Any:
-        """The format of a module with this number of inputs: this one, or one that dequantises it while it loads."""
-        return self
 
     def check_inputs(self, name: str, inputs: int) -> None:
         """Raises CheckpointError if a module's inputs do not divide into whole groups."""

@@ -16,10 +16,6 @@ class WidenedFormat(PlainFormat):
 
     stored: Any = None
 
-    def for_inputs(self, inputs: int) -> "WidenedFormat":
-        """This format, which reads a module with any number of inputs."""
-        return self
-
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the stored format's tensors."""
         return self.stored.tensors(projection)
