@@ -114,6 +114,18 @@ print(f"{grid} blocks of {block} threads; the sums are those of NumPy")
 guess.against(blocks=grid, idle_threads=grid * block - n)
 
 # %% [markdown]
+# ## Write your own
+#
+# Now you. ReLU replaces every negative number by 0. `minllm exercise` writes a file of 15 lines with a hole of two, and
+# `minllm check` runs a series of cases on it. When one fails, it names the wrong element and the likely cause. Neither
+# command needs a GPU.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("activation.relu")
+
+# %% [markdown]
 # ## Stop a thread
 #
 # A thread in the simulator is plain Python, so Python's debugger works in it. Write `breakpoint()` into a kernel, and
@@ -146,16 +158,6 @@ add_and_stop_kernel.simulate[grid, block](x, residual, np.zeros(n, np.float32))
 # %% [markdown]
 # `p` prints, `next` runs a line, `continue` lets the thread run on. Thread 2 of block 3 has `i` = 98. Threads 0 and 1
 # of its block have already written their elements, and its own element is still 0.
-#
-# ## Count what it did
-#
-# A trace counts while the kernel runs. It does not measure time. It gives the bytes that the threads requested, and the
-# bytes that had to move, in sectors of 32 bytes (explained below).
-
-# %%
-trace = add_kernel.trace[grid, block](x, residual, np.empty(n, np.float32))
-print(trace)
-assert trace.total.bytes == 3 * n * 4  # two reads and a write, 4 bytes per element
 
 # %% [markdown]
 # ## Break it: out of bounds
@@ -251,9 +253,9 @@ finding(add_next_in_place_kernel, 1, 64, numbers, wrong)
 # be right a thousand times. The detector does not wait for the bad order to happen. It checks whether anything rules it
 # out.
 #
-# ## Read a kernel of the package
+# ## Now see the engine's
 #
-# GELU is the activation in GPT-2's feed-forward. It is applied to each number by itself, like our addition:
+# GELU is the activation in GPT-2's feed-forward. It is applied to each number by itself, like your ReLU:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -281,6 +283,15 @@ show_source(gelu.gelu_tanh, folded="The formula that it is made with")
 # requests go to memory together, and memory answers in sectors of 32 bytes. If the 32 threads read 32 consecutive
 # float32, those are 128 bytes: 4 sectors, and every byte of them is used. This is coalescing.
 #
+# A *trace* counts while the kernel runs in the simulator. It does not measure time. It gives the bytes that the threads
+# requested, and the bytes that had to move, in sectors. This is the trace of our addition:
+
+# %%
+trace = add_kernel.trace[grid, block](x, residual, np.empty(n, np.float32))
+print(trace)
+assert trace.total.bytes == 3 * n * 4  # two reads and a write, 4 bytes per element
+
+# %% [markdown]
 # Here are two versions of a copy. Only the indices differ.
 
 # %% tags=["hide-input"]
@@ -433,13 +444,10 @@ roofline(
 # %% [markdown]
 # ## Exercises
 #
-# `minllm exercise` writes a file of the package with a part left out. Fill it in. `minllm check` then runs a series of
-# cases, and when one fails it names the wrong element and the likely cause. Neither command needs a GPU.
+# The engine's own kernels, each with a hole. The first works like your ReLU; the second is a block that walks a row.
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(2)
+show_exercises("activation.silu", "embedding.lookup")
 
 # %% [markdown]
 # ## A detective case

@@ -171,7 +171,7 @@ show_source(
     notes={
         "budget = max(1": "Decodes come first. At least one token is left for prompts.",
         "for sequence in": "A prompt that has begun is finished before another begins.",
-        "too_long =": "For in-flight batching: a whole prompt waits, and all behind.",
+        "self._must_wait": "For in-flight batching: a whole prompt waits, and all behind.",
         "self._enter": "A slot, and blocks for the prompt. First come, first served.",
     },
 )

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from minllm.course.exercise import Exercise
-from minllm.course.exercise_markers import blank, holder, parts, without_siblings
+from minllm.course.exercise_markers import blank, holder, parts
 from minllm.course.exercise_page import literal
+from minllm.course.exercise_slice import sliced
 from minllm.errors import ExerciseError
 
 TEST_FILE = "test_exercises.py"
@@ -28,8 +29,13 @@ def test_exercise(path):
 
 
 def skeleton(exercise: Exercise) -> str:
-    """The text of the exercise's module without the solution; the functions of its other exercises are imported."""
-    return blank(without_siblings(exercise.source, exercise.name, exercise.module), exercise.name, exercise.task)
+    """The text of the reader's file."""
+    return blank(solved(exercise), exercise.name, exercise.task)
+
+
+def solved(exercise: Exercise) -> str:
+    """The text of the reader's file with the package's solution in it."""
+    return sliced(exercise.source, exercise.name, exercise.module, f"Lesson {exercise.lesson}: {exercise.title}.")
 
 
 def notebook(exercise: Exercise) -> dict:

@@ -5,8 +5,7 @@
     # end exercise
 
 `blank` replaces the solution by a hint and a NotImplementedError and changes nothing else; `fill` restores the solution. Skeletons are made
-from the package itself on every request, so they cannot differ from it. `without_siblings` replaces the functions of a file's other
-exercises by imports from the package, so that no skeleton shows the solution of another exercise.
+from the package itself on every request, so they cannot differ from it; exercise_slice.py says what of it they hold.
 """
 
 import ast
@@ -76,17 +75,16 @@ def blank(text: str, name: str, task: str) -> str:
     indent = region(text, name).indent
     count = sum(1 for line in solution(text, name).splitlines() if line.strip() and not line.strip().startswith("#"))
     hint = f"FILL IN: about {count} {'lines' if count > 1 else 'line'}. {task}"
-    lines = textwrap.wrap(hint, LINE - len(indent), break_long_words=False, break_on_hyphens=False)
-    lines = [f"# {line}" for line in lines] + [f'raise NotImplementedError("{name} is not filled in yet")']
+    lines = [f"# {line}".rstrip() for paragraph in hint.splitlines() for line in wrapped(paragraph, LINE - len(indent))]
+    lines.append(f'raise NotImplementedError("{name} is not filled in yet")')
     return fill(text, name, "".join(f"{indent}{line}\n" for line in lines))
 
 
-def without_siblings(text: str, name: str, module: str) -> str:
-    """The text of `module` with its other exercises' functions imported from the package."""
-    for sibling in regions(text).keys() - {name}:
-        before, _, after = parts(text, sibling)
-        text = f"{before}from {module} import {holder(text, sibling)}  # the package's own: this is the exercise {sibling}\n{after}"
-    return text
+def wrapped(paragraph: str, width: int) -> list[str]:
+    """The lines of a paragraph; one that is indented is part of a picture, and stays."""
+    if not paragraph or paragraph.startswith(" "):
+        return [paragraph]
+    return textwrap.wrap(paragraph, width, break_long_words=False, break_on_hyphens=False)
 
 
 def holder(text: str, name: str) -> str:

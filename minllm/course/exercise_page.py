@@ -14,10 +14,10 @@ CODE = re.compile(r"([A-Za-z_][\w.]*(?:\[[^\]]*\]|\((?:[^()]|\([^()]*\))*\))|[A-
 
 
 class Exercises:
-    """The exercises of one lesson; displays itself as Markdown."""
+    """Exercises on a page; displays itself as Markdown."""
 
-    def __init__(self, lesson: int, exercises: list[Exercise]):
-        self.lesson, self.exercises = lesson, exercises
+    def __init__(self, exercises: list[Exercise]):
+        self.exercises = exercises
 
     def _repr_markdown_(self) -> str:
         return "\n\n".join(exercise_markdown(exercise) for exercise in self.exercises)
@@ -26,15 +26,15 @@ class Exercises:
         return "\n".join(f"{exercise.name}: {exercise.title}" for exercise in self.exercises)
 
 
-def show_exercises(lesson: int) -> Exercises:
-    """The exercises of `lesson`. Raises ExerciseError if it has none."""
-    return Exercises(lesson, select(str(lesson)))
+def show_exercises(*lessons_or_names: int | str) -> Exercises:
+    """The exercises of lessons, or those of these names. Raises ExerciseError for an unknown one."""
+    return Exercises([exercise for wanted in lessons_or_names for exercise in select(str(wanted))])
 
 
 def exercise_markdown(exercise: Exercise) -> str:
     """One exercise as Markdown: the task, the commands that check it, hints, cases."""
     parts = [
-        f"### Exercise: {lowered(exercise.title)} (`{exercise.name}`)",
+        f"### Exercise: {exercise.title[0].upper()}{exercise.title[1:]} (`{exercise.name}`)",
         literal(exercise.task),
         "```\nsource .venv/bin/activate  # in the clone, once per terminal\n"
         f"minllm exercise {exercise.name} --out my_kernels\nminllm check my_kernels/{exercise.file_name}\n```",
@@ -45,13 +45,13 @@ def exercise_markdown(exercise: Exercise) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def lowered(title: str) -> str:
-    """A title for use within a sentence: the first letter in lower case, unless it begins with a symbol or an abbreviation."""
-    return title[0].lower() + title[1:] if title[1:2].islower() else title
-
-
 def literal(text: str) -> str:
-    """A plain text as Markdown: text between backticks, or text that looks like code, becomes code; asterisks are escaped."""
+    """A plain text as Markdown: text between backticks, or text that looks like code, becomes code; asterisks are escaped.
+
+    Indented lines are a picture, and stay.
+    """
+    if "\n" in text:
+        return "\n".join(line if line.startswith("    ") else literal(line) for line in text.splitlines())
     parts = text.split("`")
     for i, part in enumerate(parts):
         if i % 2:

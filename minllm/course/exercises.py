@@ -3,15 +3,16 @@
 To add one:
 
 1. In the package's file, put `# exercise: STAGE.NAME` above and `# end exercise` below the lines that a reader is to write, both
-   indented as the first of them. The lines must belong to one top-level function, and the rest of the file must make sense without them.
+   indented as the first of them: at most 8 lines of one top-level function or method, the rest of which makes sense without them.
+   The reader's file holds that function alone (exercise_slice.py).
 2. In the module of minllm/course/checks that belongs to the stage (or a new one), add an `Exercise` to EXERCISES, and its name to LADDERS
    below: its lesson, the function that the checks call, the task in two or three sentences, hints, and its rungs from simple to hard. A
    rung is a function of the reader's entry; `mismatch.expect` compares arrays and takes suspects, the results of likely mistakes, by
    which it names the cause; `traffic.expect_bytes` holds a launch to a byte budget.
 3. In tests/course/mutations.py, add two or three plausible wrong solutions and the rung that each must fail at.
 
-The tests then prove that the solution passes every rung, that a skeleton with the solution put back is the package's file, and that the
-wrong ones fail where they should.
+The tests then prove that the solution passes every rung, that a reader's file with the solution put back holds the package's function,
+and that the wrong ones fail where they should.
 """
 
 import functools
@@ -23,7 +24,7 @@ from minllm.errors import ExerciseError
 # Names by module: a check of one exercise imports the module of this one alone.
 LADDERS = {
     "language_model": "sampling.log_softmax engine.perplexity",
-    "first_kernels": "activation.silu embedding.lookup",
+    "first_kernels": "activation.relu activation.silu embedding.lookup",
     "attention_by_hand": "attention.softmax attention.scores attention.weighted_values attention.merge_states attention.flash_attention_1",
     "arithmetic": "costs.floor_ms costs.projection costs.kv_bytes_per_token",
     "matmul": "matmul.naive matmul.gemv matmul.tiled",

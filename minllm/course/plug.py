@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from minllm.course.checks import check_file
-from minllm.course.checks.learner import copy_with, name_in, read, run_source
+from minllm.course.checks.learner import completed, copy_with, name_in, read, run_source
 from minllm.course.exercises import NAMES, find
 from minllm.errors import ExerciseError
 from minllm.ops.own_kernels import OwnKernel
@@ -24,6 +24,6 @@ def own_kernel(stage: str, path: Path, name: str | None = None) -> OwnKernel:
     if not report.passed:
         raise ExerciseError(f"{path} does not pass its check yet, at {report.failed.rung.name!r}: minllm check {path} says more")
     place, _, launcher = exercise.launcher.partition(":")
-    module = copy_with(place, exercise.module, run_source(text, path, path.stem))
+    module = copy_with(place, exercise.module, completed(exercise, vars(run_source(text, path, path.stem))))
     shapes = getattr(module, "workspace_shapes", None)
     return OwnKernel(stage, getattr(module, launcher), shapes, exercise.most_rows, exercise.simulated_options)

@@ -24,6 +24,16 @@ def of(exercise, *changes):
 
 MUTATIONS = [
     *of(
+        "activation.relu",
+        ("if i < out.size:", "if i <= out.size:", "one element by hand", "out of bounds"),
+        ("max(x[i], float32(0))", "x[i]", "both signs", "the numbers pass as they are"),
+        ("max(x[i], float32(0))", "min(x[i], float32(0))", "one element by hand", "keeps the negative numbers"),
+        ("max(x[i], float32(0))", "abs(x[i])", "both signs", "drops the sign"),
+        ("max(x[i], float32(0))", "max(x[0], float32(0))", "both signs", "another thread's element"),
+        ("max(x[i], float32(0))", "x[i] if x[i] > 0 else float32(0)", "byte budget", "read twice"),
+        ("i < out.size", "i < 32", "one element by hand", "out of bounds"),
+    ),
+    *of(
         "serving.admits",
         ("deadline is None or self.seconds is None", "deadline is None", "nothing is known", ""),
         ("max(0, total - self.places)", "total - self.places", "a free place", "nobody waits less than nothing"),
@@ -214,7 +224,7 @@ MUTATIONS = [
     ),
     *of(
         "costs.kv_bytes_per_token",
-        ("key_value_width(config)", "2 * query_width(config)", "grouped heads", "KV heads only"),
+        ("key_value_width(config)", "2 * config.num_attention_heads * config.head_dim", "grouped heads", "KV heads only"),
         ("config.num_hidden_layers * ", "", "several layers", "every layer"),
         (" * itemsize", "", "one layer, one head", "itemsize"),
         ("key_value_width(config)", "2 * config.hidden_size", "one layer, one head", "stands for all query heads"),
@@ -340,18 +350,18 @@ MUTATIONS = [
     ),
     *of(
         "scheduling.prefill",
-        ("            if not sequence.is_prefilled:\n                budget -= self._add_chunk(sequence, budget, step)\n",
-         "            if not sequence.is_prefilled:\n                self._add_chunk(sequence, budget, step)\n", "within the budget",
-         "the budget does not shrink"),
+        ("budget -= 0 if sequence.is_prefilled else self._add_chunk(", "0 if sequence.is_prefilled else self._add_chunk(",
+         "within the budget", "the budget does not shrink"),
         (" - step.num_tokens)", ")", "decodes count", "count against the budget"),
-        ("        for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:\n            if budget:\n"
-         "                budget -= self._add_chunk(sequence, budget, step)\n", "", "within the budget", "its prompt was not continued"),
+        ("            budget -= self._add_chunk(sequence, budget, step) if budget else 0\n", "            pass\n",
+         "within the budget", "its prompt was not continued"),
         (" and self._free_slots", "", "slots", "IndexError"),
         ("max(1, self.max_num_batched_tokens - step.num_tokens)", "self.max_num_batched_tokens - step.num_tokens", "a step full of decodes",
          "starves"),
-        ("too_long or ", "", "whole prompts", "whole=True was ignored"),
-        (" <= self.max_num_batched_tokens and", " and", "whole prompts", "longer than any step"),
-        ("admits = admits and not step.preempts", "admits = False", "within the budget", "nobody was let in"),
+        ("self._must_wait(sequence, budget, step, whole) or ", "", "whole prompts", "whole=True was ignored"),
+        ("self._must_wait(sequence, budget, step, whole)", "(whole and budget < sequence.num_tokens and step.spans)", "whole prompts",
+         "longer than any step"),
+        ("while admits and budget", "while not admits and budget", "within the budget", "nobody was let in"),
         ("or not self._enter(sequence)", "or self._enter(sequence)", "within the budget", ""),
     ),
     *of(

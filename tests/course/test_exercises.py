@@ -1,7 +1,10 @@
 """Exercises: solutions pass, skeletons are the package's files, and plausible mistakes fail where, and with the words, they should."""
 
+import ast
 import json
+import re
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
@@ -13,8 +16,8 @@ from minllm.course.checks.doors import check, check_file
 from minllm.course.checks.evidence import collecting, plain
 from minllm.course.checks.ladder import climb
 from minllm.course.checks.learner import entry_of, run_source
-from minllm.course.exercise_files import notebook, skeleton, write
-from minllm.course.exercise_markers import blank, fill, holder, parts, region, regions, solution, without_siblings
+from minllm.course.exercise_files import notebook, skeleton, solved, write
+from minllm.course.exercise_markers import blank, fill, holder, parts, region, regions, solution
 from minllm.course.exercises import EXERCISES, NAMES, find, select
 from minllm.errors import ExerciseError
 from tests.course.beginners_mistakes import BEGINNERS
@@ -36,15 +39,60 @@ def test_every_exercise_of_the_checks_is_listed_once():
 every_exercise = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 
 
+def functions_of(text):
+    """{name: syntax tree without docstrings} of all functions of a text."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return {node.name: ast.dump(node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
 @every_exercise
-def test_the_skeleton_with_the_solution_is_the_module(exercise):
+def test_the_skeleton_with_the_solution_is_the_packages_function(exercise):
+    """But for the overlap of launches, which is taken out of the package's text here."""
     text, lines = skeleton(exercise), solution(exercise.source, exercise.name)
-    expected = without_siblings(exercise.source, exercise.name, exercise.module)
-    assert fill(text, exercise.name, lines) == expected
-    others = [name for name in regions(exercise.source) if name != exercise.name]
-    assert others or expected.encode() == exercise.path.read_bytes()
-    assert not [name for name in [exercise.name, *others] if solution(exercise.source, name) in text] and "FILL IN" in text
+    assert fill(text, exercise.name, lines) == solved(exercise)
+    package = re.sub(r"\(dependent_launch=True\)|, dependent_launch=True|\n *wait_for_predecessors\(\)(?=\s)", "", exercise.source)
+    written = functions_of(solved(exercise))
+    assert written and written.items() <= functions_of(package).items()
+    assert not [name for name in regions(exercise.source) if solution(exercise.source, name) in text] and "FILL IN" in text
+    assert "wait_for_predecessors" not in text and "dependent_launch" not in text
     compile(text, exercise.file_name, "exec")
+
+
+LONG = {  # kernels whose function is long, and the lines of their files
+    "attention.flash_attention_1": 125, "attention.split_merge": 90, "attention.split_kv": 75, "matmul.tiled": 65, "experts.sort": 45,
+    "normalization.rms_norm": 42, "sampling.penalties": 40, "attention.weighted_values": 40, "all_reduce.one_shot": 40,
+}  # fmt: skip
+
+
+@every_exercise
+def test_a_readers_file_fits_a_screen(exercise):
+    assert len(skeleton(exercise).splitlines()) <= LONG.get(exercise.name, 32)
+
+
+def test_the_first_exercise_is_the_smallest():
+    first = next(exercise for exercise in EXERCISES if exercise.lesson == 2)
+    assert first.name == "activation.relu"
+    assert len(skeleton(first).splitlines()) <= 15 and len(solution(first.source, first.name).splitlines()) <= 3
+
+
+LESSONS = sorted((Path(__file__).parents[2] / "lessons").glob("[0-9][0-9]*.py"))
+GLOSSARY = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text(encoding="utf-8")
+TERMS = re.findall(r"^### (.+?) · ", GLOSSARY, re.MULTILINE)
+
+
+def says(text, term):
+    """Whether a text has a term of the glossary, also in the plural."""
+    return re.search(rf"(?<![\w.]){re.escape(term)}s?(?![\w(])", text, re.IGNORECASE) is not None
+
+
+@every_exercise
+def test_a_readers_file_has_no_word_of_a_later_lesson(exercise):
+    read = "".join(path.read_text(encoding="utf-8") for path in LESSONS if int(path.name[:2]) <= exercise.lesson)
+    text = re.sub(r"^(from|import) .*\n", "", skeleton(exercise), flags=re.MULTILINE)
+    assert not [term for term in TERMS if says(text, term) and not says(read, term)]
 
 
 @pytest.mark.parametrize("name", ["attention.scores", "attention.weighted_values"])
@@ -71,7 +119,7 @@ FIRST_CHECKS = {}  # {name of an exercise: what the first check of its solution 
 
 def checked_solution(exercise, path):
     """(report, results) of the check of an exercise's solution, in a file at `path`."""
-    path.write_text(exercise.source)
+    path.write_text(solved(exercise))
     with collecting() as found:
         report = check_file(path, exercise.name)
     return report, found
@@ -111,7 +159,7 @@ def test_a_plausible_mistake_is_named(mutation, tmp_path):
     lines = solution(exercise.source, exercise.name)
     assert mutation.old in lines
     path = tmp_path / exercise.file_name
-    path.write_text(fill(exercise.source, exercise.name, lines.replace(mutation.old, mutation.new)))
+    path.write_text(fill(solved(exercise), exercise.name, lines.replace(mutation.old, mutation.new)))
     report = check_file(path)
     assert report.failed is not None, f"the mistake passed\n{report}"
     assert report.failed.rung.name == mutation.rung and mutation.says in report.failed.message, f"\n{report}"
@@ -171,7 +219,7 @@ LOOP = "for k in range(x.shape[1]):"
 LAUNCHER = "def matmul_naive(x, weight, out, bias=None, stream=None)"
 WRONG_FILES = {
     "syntax": (broken("total = float32(0.0)", "total = float32(0.0"), "Python cannot read this"),
-    "name": (broken("def matmul_naive(", "def my_matmul("), "has no `matmul_naive` any more"),
+    "name": (broken("def matmul_naive_kernel(", "def my_kernel("), "has no `matmul_naive_kernel` any more"),
     "signature": (broken(LAUNCHER, "def matmul_naive(x, weight)"), "keep their parameters"),
     "import": (broken("import cuda, float32", "import cuda, float31"), "ImportError: cannot import name 'float31'"),
     "undefined": (broken("total = float32(0.0)\n", "total = zero\n"), "the name 'zero' is not defined: neither in the kernel"),

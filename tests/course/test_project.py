@@ -86,7 +86,7 @@ def test_the_five_solutions_get_a_certificate(folder, passing, expected):
 
 def test_a_part_that_fails_alone_is_reported_and_no_certificate_stays(folder):
     (folder / check.CERTIFICATE).write_text("of an earlier check")
-    change(folder, SCHEDULE, "if budget:", "if False:")
+    change(folder, SCHEDULE, "if budget else", "if False else")
     report = check_project(folder)
     assert not report.passed and "FAILED" in report.text and "scheduling.prefill" in report.text
     assert not (folder / check.CERTIFICATE).exists()

@@ -3,10 +3,12 @@
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from minllm.course import show_source
+from minllm.course.exercises import EXERCISES, select
 
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))
@@ -42,7 +44,35 @@ def test_a_lesson_has_its_parts(lesson, jupytext):
     assert "What you will be able to do" in text
     assert "Prediction(" in text and "guess.ask()" in text and ".against(" in text
     assert "show_source(" in text
-    assert f"show_exercises({int(lesson.name[:2])})" in text
+
+
+def shown_exercises(text: str) -> list[str]:
+    """The names of the exercises that a lesson shows."""
+    calls = re.findall(r"show_exercises\((.+?)\)", text, re.DOTALL)
+    return [one.name for call in calls for wanted in call.split(",") if wanted.strip() for one in select(wanted.strip().strip('"'))]
+
+
+def test_every_exercise_is_on_a_page_of_its_lesson_once():
+    shown = [(int(lesson.name[:2]), name) for lesson in LESSONS for name in shown_exercises(lesson.read_text(encoding="utf-8"))]
+    assert sorted(shown) == sorted((exercise.lesson, exercise.name) for exercise in EXERCISES)
+
+
+LATE = {"01", "03", "04", "05", "06", "07", "08", "09", "10", "11", "12", "13", "14", "15", "16", "17", "18", "19", "20", "22", "23"}
+
+
+def lines_of(cells) -> int:
+    """The lines that a reader sees of some cells before anything is opened."""
+    text = open_text(SimpleNamespace(cells=cells))
+    return sum(-(-len(line) // PROSE_WIDTH) for line in text.splitlines()) + len(open_code(cells))
+
+
+@each_lesson
+def test_the_first_exercise_comes_in_the_first_third(lesson, jupytext):
+    cells = jupytext.read(lesson).cells
+    first = next(i for i, cell in enumerate(cells) if cell.cell_type == "code" and "show_exercises(" in cell.source)
+    share = lines_of(cells[:first]) / lines_of(cells)
+    print(f"{lesson.name[:3]} {share:.2f}")
+    assert (share <= 1 / 3) != (re.match(r"\d+[ab]?", lesson.name)[0] in LATE), f"at {share:.0%}"
 
 
 @each_lesson
@@ -91,7 +121,7 @@ def test_a_lesson_is_short_enough_to_be_finished(lesson, jupytext):
     notebook = jupytext.read(lesson)
     text = open_text(notebook)
     words = len(re.findall(r"[A-Za-z][\w'’-]*", prose(text)))
-    lines = sum(-(-len(line) // PROSE_WIDTH) for line in text.splitlines()) + len(open_code(notebook.cells))
+    lines = lines_of(notebook.cells)
     assert words <= MOST_WORDS, f"{words} words"
     assert lines <= MOST_LINES, f"{lines} lines"
 

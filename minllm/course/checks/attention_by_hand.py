@@ -211,9 +211,9 @@ EXERCISES = (
         module="minllm.kernels.attention.first_rungs.materialized",
         entry="attention",
         stage="attention",
-        task="Add up, over the keys from first to stop, the weight scores[token, head, key] times the key's value at kv_head and "
-        "dim, which "
-        "lies in page block_tables[sequence, key // block_size] at slot key % block_size; store the sum in out[token, head, dim].",
+        task="Add up, over the keys from first to stop, the weight scores[token, head, key] times the key's value at kv_head and dim. "
+        "The values are stored in pages of block_size keys: this one is row key % block_size of the page "
+        "block_tables[sequence, key // block_size]. Store the sum in out[token, head, dim].",
         hints=("uint32(key) // uint32(block_size) divides without a sign, which is cheaper.", "The weights already sum to 1."),
         rungs=plain_rungs(),
     ),

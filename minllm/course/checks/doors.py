@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 from minllm.course.checks.ladder import SECONDS, Report, climb
-from minllm.course.checks.learner import entry_of, name_in, name_of, read, run_source, with_replacement
+from minllm.course.checks.learner import completed, entry_of, name_in, name_of, read, run_source
 from minllm.course.checks.own_functions import guarded, refusal
 from minllm.course.exercise import Exercise
 from minllm.course.exercise_markers import holder
@@ -25,11 +25,14 @@ def check_file(path: str | Path, name: str | None = None, seconds: float = SECON
 
 
 def own_module(exercise: Exercise, text: str, path: Path) -> ModuleType:
-    """The module of a reader's file. Raises ExerciseError if the exercise's function in it is the package's."""
+    """The package's module with the definitions of a reader's file in it.
+
+    Raises ExerciseError if the exercise's function in the file is missing, or is the package's.
+    """
     module, name = run_source(text, path, path.stem), holder(exercise.source, exercise.name)
     if source_file(module.__dict__.get(name)) == str(exercise.path) != str(path):
         raise refusal(exercise, name)
-    return module
+    return completed(exercise, vars(module))
 
 
 def exercise_of_file(path: Path, name: str | None = None) -> Exercise:
@@ -67,10 +70,11 @@ def check(exercise_or_kernel: str | Callable, kernel: Callable | None = None, se
 
 
 def entry_with(exercise: Exercise, thing: Callable) -> Callable:
-    """The entry of an exercise with a reader's function in it; the function itself if it has the entry's name."""
-    if name_of(thing) == exercise.entry_place[1]:
+    """The entry of an exercise with a reader's function in it; the function itself if it is the launcher."""
+    name = holder(exercise.source, exercise.name)
+    if name_of(thing) == exercise.entry_place[1] != name:
         return thing
-    return entry_of(exercise, with_replacement(exercise, thing))
+    return entry_of(exercise, completed(exercise, {name: thing}))
 
 
 def exercise_with(name: str) -> Exercise:

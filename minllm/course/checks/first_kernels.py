@@ -14,6 +14,32 @@ from minllm.sim import unwritten
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
+def relu_of(relu, x):
+    """Check max(x, 0) for x [n]."""
+    x = np.float32(x)
+    out = unwritten(x.shape, np.float32)
+    relu(x, out)
+    suspects = [
+        ("the numbers pass as they are: where x[i] is negative, out[i] is 0.", x),
+        ("this keeps the negative numbers: take the larger of x[i] and 0.", np.minimum(x, 0)),
+        ("this drops the sign: where x[i] is negative, out[i] is 0.", np.abs(x)),
+        ("every thread read another thread's element: thread i reads x[i].", np.maximum(np.full_like(x, x[0]), 0)),
+    ]
+    expect("out", out, np.maximum(x.astype(np.float64), 0), ("i",), suspects)
+
+
+def relu_sizes(relu):
+    """Sizes around the block's 32 threads."""
+    for size in (1, 31, 32, 33, 70):
+        relu_of(relu, np.random.default_rng(0).standard_normal(size))
+
+
+def relu_budget(relu):
+    """Check for one read and one write per element."""
+    x, out = np.float32([1, -1] * 20), unwritten((40,), np.float32)
+    expect_bytes(functools.partial(relu, x, out), {"x": x.nbytes}, {"out": out.nbytes}, "x[i] is read twice; keep it in a variable.")
+
+
 def gate(silu, gate_up):
     """Check silu(gate) * up for gate_up [tokens, 2 * intermediate]; odd sizes select the kernel for any size."""
     out = unwritten((len(gate_up), gate_up.shape[1] // 2), gate_up.dtype)
@@ -88,9 +114,25 @@ def row_budget(embedding):
 
 EXERCISES = (
     Exercise(
+        name="activation.relu",
+        lesson=2,
+        title="your first kernel: max(x, 0), one thread per element",
+        module="minllm.course.relu",
+        entry="relu",
+        task="If element i exists (i < out.size), store the larger of x[i] and 0 in out[i].",
+        hints=("The grid is rounded up to whole blocks of 32 threads: the threads beyond the last element must do nothing.",
+               "max(a, b) works in a kernel as it does in Python."),
+        rungs=(
+            Rung("one element by hand", "one thread of the block has something to do.", lambda relu: relu_of(relu, [5])),
+            Rung("both signs", "a negative number becomes 0, a positive one stays.", lambda relu: relu_of(relu, [2, -3, 0, -1, 4])),
+            Rung("sizes around the block's edge", "31, 32 or 33 elements: i < out.size.", relu_sizes),
+            Rung("byte budget", "one element is read for each that is written.", relu_budget),
+        ),
+    ),
+    Exercise(
         name="activation.silu",
         lesson=2,
-        title="your first kernel: silu(gate) * up, one thread per element",
+        title="the gate of a feed-forward layer: silu(gate) * up",
         module="minllm.kernels.activation.silu",
         entry="silu_and_multiply",
         stage="silu_and_multiply",

@@ -1,14 +1,14 @@
 """Substitutes a reader's file, or a kernel from a notebook, for the package's own.
 
-A reader's file is the package's file with one region rewritten, so it has the package's imports. If the launcher is in another file, a new
-copy of that file is made that imports the reader's module instead of the package's.
+A reader's file defines one function of a package's file, and may define more of it: `completed` puts its definitions into a new copy of
+that file. If the launcher is in another file, a new copy of that one is made that imports the reader's module instead of the package's.
 """
 
 import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,26 @@ def name_in(path: Path, text: str, names: Iterable[str]) -> str:
     return chosen[0]
 
 
-def with_replacement(exercise: Exercise, replacement: Callable) -> types.ModuleType:
-    """A new copy of the exercise's module with `replacement` for the function that contains the exercise."""
-    module = run_source(exercise.source, exercise.path, exercise.name.replace(".", "_"))
-    setattr(module, holder(exercise.source, exercise.name), replacement)
+def completed(exercise: Exercise, own: Mapping[str, Any]) -> types.ModuleType:
+    """A new copy of the exercise's module with a reader's definitions in it; of a class, the methods that it has.
+
+    Raises ExerciseError if the function that contains the exercise is not among them.
+    """
+    module, name = run_source(exercise.source, exercise.path, exercise.name.replace(".", "_")), holder(exercise.source, exercise.name)
+    if name not in own:
+        raise ExerciseError(f"{own.get('__file__', 'the cell')} has no `{name}` any more: the check calls it, so keep its name")
+    definitions, theirs = {key: value for key, value in own.items() if not is_dunder(key)}, vars(module)[name]
+    if isinstance(theirs, type) and isinstance(own[name], type) and not vars(theirs).keys() <= vars(own[name]).keys():
+        for method, value in vars(definitions.pop(name)).items():
+            if not is_dunder(method):
+                setattr(theirs, method, value)
+    vars(module).update(definitions, __file__=own.get("__file__", module.__file__))
     return module
+
+
+def is_dunder(name: str) -> bool:
+    """Whether Python itself sets this name."""
+    return name.startswith("__") and name.endswith("__")
 
 
 def entry_of(exercise: Exercise, module: types.ModuleType) -> Callable:

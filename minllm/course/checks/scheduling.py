@@ -224,11 +224,18 @@ EXERCISES = (
         title="the loop that fills a step with prompts",
         module="minllm.engine.scheduling.scheduler",
         entry="Scheduler",
-        task="The budget is max_num_batched_tokens less the step's tokens, at least 1. Continue running sequences that are not "
-        "prefilled; self._add_chunk(sequence, budget, step) returns the tokens that it added. Then, if `admits` and not step.preempts, "
-        "while there is budget, a free slot and a self._first_waiting(): stop if `whole`, the step has spans and the prompt, "
-        "sequence.num_tokens, fits max_num_batched_tokens but not the budget; stop if sequence.num_in_flight, or if "
-        "self._enter(sequence) is False; else add its chunk, unless it is prefilled.",
+        task="""A step holds at most self.max_num_batched_tokens tokens, and is filled from the left:
+
+    | decodes: there already | prompts that have begun | waiting prompts, in order |
+    |   step.num_tokens      |             budget, at least 1                      |
+
+No prompt enters before those that have begun are continued.
+Nobody overtakes: the first waiting sequence that must wait, or that cannot enter, ends the step.
+There are never more sequences than slots, and without `admits` none enters.
+
+self._add_chunk(sequence, budget, step) adds as much of a prompt as fits, and returns the number of its tokens; a sequence with \
+sequence.is_prefilled needs none. self._first_waiting() is None if the queue is empty. self._must_wait(sequence, budget, step, whole) and \
+self._enter(sequence) return a bool.""",
         hints=("Two loops: first over self.running, then over the queue.",
                "A request that does not fit ends the loop: if those behind it overtook it, it might wait for ever."),
         rungs=(

@@ -7,7 +7,7 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
-from minllm.course.checks.learner import read, run_source
+from minllm.course.checks.learner import completed, read, run_source
 from minllm.course.child import PROJECT
 from minllm.course.exercise import Exercise
 from minllm.course.exercise_markers import solution
@@ -58,13 +58,18 @@ def source_hash(part: Part, path: Path) -> str:
 def modules_of(folder: Path) -> dict[Part, types.ModuleType]:
     """The folder's files as modules; the split module's launcher imports the folder's merge kernel."""
     files = files_of(folder)
-    modules = {part: run_source(read(path), path, path.stem) for part, path in files.items() if part is not SPLIT}
+    modules = {part: module_of(part, path) for part, path in files.items() if part is not SPLIT}
     merge = MERGE.exercise.module
     own = importlib.import_module(merge)
     sys.modules[merge] = stand_in = types.ModuleType(merge)
     stand_in.__dict__.update({**own.__dict__, **modules[MERGE].__dict__})
     try:
-        modules[SPLIT] = run_source(read(files[SPLIT]), files[SPLIT], files[SPLIT].stem)
+        modules[SPLIT] = module_of(SPLIT, files[SPLIT])
     finally:
         sys.modules[merge] = own
     return modules
+
+
+def module_of(part: Part, path: Path) -> types.ModuleType:
+    """The package's module of a part with the definitions of the learner's file in it."""
+    return completed(part.exercise, vars(run_source(read(path), path, path.stem)))

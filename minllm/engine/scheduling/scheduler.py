@@ -84,18 +84,15 @@ class Scheduler(Queues):
         unless it is longer than the whole budget. Decodes leave at least one token of the budget, so that no prompt starves.
         """
         self._copies += self.memory.policy.take_copies()  # for forks of earlier steps; this step's forks are copied before the next step
+        admits = admits and not step.preempts
         # exercise: scheduling.prefill
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)
         for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:
-            if budget:
-                budget -= self._add_chunk(sequence, budget, step)
-        admits = admits and not step.preempts
+            budget -= self._add_chunk(sequence, budget, step) if budget else 0
         while admits and budget and self._free_slots and (sequence := self._first_waiting()) is not None:
-            too_long = whole and budget < sequence.num_tokens <= self.max_num_batched_tokens and step.spans
-            if too_long or sequence.num_in_flight or not self._enter(sequence):
+            if self._must_wait(sequence, budget, step, whole) or not self._enter(sequence):
                 break
-            if not sequence.is_prefilled:
-                budget -= self._add_chunk(sequence, budget, step)
+            budget -= 0 if sequence.is_prefilled else self._add_chunk(sequence, budget, step)
         # end exercise
 
     def take(
@@ -158,6 +155,11 @@ class Scheduler(Queues):
             sequence.num_cached_tokens, sequence.scheduled_time = num_computed, time.perf_counter()
         self._run(sequence, num_computed, num_computed if comes_back else sequence.num_tokens)
         return True
+
+    def _must_wait(self, sequence: Sequence, budget: int, step: Step, whole: bool) -> bool:
+        """Whether the first waiting sequence stays in the queue: its last token is in flight, or it is a whole prompt for a later step."""
+        too_long = whole and budget < sequence.num_tokens <= self.max_num_batched_tokens and step.spans
+        return bool(too_long or sequence.num_in_flight)
 
     def _add_chunk(self, sequence: Sequence, budget: int, step: Step) -> int:
         """Add a span of up to `budget` tokens of a running sequence's prompt; returns their number."""
