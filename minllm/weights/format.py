@@ -67,7 +67,6 @@ class WeightFormat:
     is_plain = False  # not quantised: elements have the dtype of the activations
     is_option = True  # LLM(quantization=name) accepts it
     encodes_on_gpu = False  # `encode_on` exists
-    has_experts = False  # kernels/experts multiplies by it
 
     def covers(self, name: str) -> bool:
         """Whether the matrix of the module `name` is held in this format."""
@@ -125,6 +124,11 @@ class WeightFormat:
             matrix = checkpoint.tensor(f"{one.name}.weight")
             parts.append(one.cut(matrix.T if one.transposed else matrix, shard))
         return parts
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether kernels/experts multiplies by it."""
+        return False
 
     def encode(self, matrix: np.ndarray) -> Any:
         """Quantise a floating-point matrix [outputs, inputs] to host arrays: one array or a NamedTuple."""
