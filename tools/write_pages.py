@@ -1,5 +1,5 @@
 """Write the generated parts of the README and of pages: lists of lessons, badges, addresses, the first page's kernel and its race,
-the server's options and fields.
+charts, the server's options and fields.
 
     python tools/write_pages.py
 
@@ -17,13 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "site")]
 import home_page
+import page_charts
 import server_pages
 from addresses import addresses
 from lesson_list import lessons
 
 PAGES = (
     *("README.md", "docs/index.md", "docs/lessons.md", "docs/hosted-notebooks.md", "docs/serve.md", "docs/server-api.md"),
-    "lessons/README.md",
+    *("docs/frameworks.md", "docs/results.md", "docs/quantised-weights.md", "lessons/README.md"),
 )
 SIMULATOR, FOREIGN = ROOT / "docs" / "simulator.md", ROOT / "docs" / "coming-from-cudasim.md"
 
@@ -105,7 +106,8 @@ def hosted_cell(page: str) -> str:
 
 PARTS = {
     "lessons": lesson_list, "first-link": first_link, "badges": badges, "evidence": evidence, "hosted": hosted_cell,
-    **{name: lambda page, make=make: make() for name, make in home_page.PARTS.items() if name != "chart"},
+    **{name: lambda page, make=make: make() for name, make in home_page.PARTS.items()},
+    **{name: lambda page, name=name: page_charts.image(name) for name in page_charts.CHARTS},
     **{f"server-{make.__name__}": lambda page, make=make: make() for make in (
         server_pages.options, server_pages.fields, server_pages.metrics, server_pages.statuses
     )},
@@ -120,7 +122,10 @@ def written(page: str) -> str:
 
 
 def main() -> None:
-    """Write all pages."""
+    """Write all pages and the files of charts."""
+    for path, drawn in page_charts.files().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(drawn, encoding="utf-8")
     for page in PAGES:
         (ROOT / page).write_text(written(page), encoding="utf-8")
 

@@ -83,12 +83,20 @@ def recorded_row(record: dict, compared: Compared) -> dict | None:
 def line(compared: Compared, row: dict, record: dict) -> str:
     """One row of the table; the ratio compares speeds."""
     unit = "tokens/s" if compared.is_rate else "ms"
-    ours = row["value"] if compared.is_rate else row["value"] * MILLISECONDS[row["unit"]]
-    _, theirs = compared.fastest
-    ratio = ours / theirs if compared.is_rate else theirs / ours
-    cells = " | ".join(f"{number(value)} {unit}" for value in (compared.vllm_0_22, compared.vllm_0_25, ours))
+    cells = " | ".join(f"{number(value)} {unit}" for value in (compared.vllm_0_22, compared.vllm_0_25, figure_of(compared, row)))
     place = row["case"].partition("), ")[2]
-    return f"| {compared.name} | {cells} | {ratio:.2f} | {place}, {row['variant']}{origin(row, record)} |"
+    return f"| {compared.name} | {cells} | {ratio(compared, row):.2f} | {place}, {row['variant']}{origin(row, record)} |"
+
+
+def figure_of(compared: Compared, row: dict) -> float:
+    """minllm's figure in the unit of vLLM's."""
+    return row["value"] if compared.is_rate else row["value"] * MILLISECONDS[row["unit"]]
+
+
+def ratio(compared: Compared, row: dict) -> float:
+    """minllm's speed over that of the faster vLLM."""
+    ours, (_, theirs) = figure_of(compared, row), compared.fastest
+    return ours / theirs if compared.is_rate else theirs / ours
 
 
 def number(value: float) -> str:

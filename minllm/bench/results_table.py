@@ -36,9 +36,10 @@ SHORT = (
     ("prefill attention", f"1x16384, {HEADS}", "flash_attention_3", "prefill attention 1x16384 (`flash_attention_3`)"),
     ("decode attention", "1x131072", "split_tensor_core", "decode attention 1x131072 (`split_tensor_core`)"),
     ("decode attention", "64x4096", "split_tensor_core", "decode attention 64x4096 (`split_tensor_core`)"),
-    ("decode attention, quantised", "64x4096, 32/8 heads, d 128, fp8", "split_quantized", "the same over fp8 (`split_quantized`)"),
+    ("decode attention, quantised", "64x4096, 32/8 heads, d 128, fp8", "split_quantized",
+     "decode attention 64x4096, fp8 (`split_quantized`)"),
     ("normalization", "", "rms_norm", "RMSNorm with residual, 16384x4096"),
-)
+)  # fmt: skip
 
 
 def number(value: float | None) -> str:
@@ -83,13 +84,18 @@ def short_table(record: dict) -> str:
     """The few rows of SHORT."""
     lines = []
     for benchmark, case, variant, name in SHORT:
-        row = next(
-            row
-            for row in record["rows"]
-            if row["benchmark"] == benchmark and row["case"].startswith(case) and row["variant"] == variant and "float32" not in row["case"]
-        )
+        row = recorded_in(record, benchmark, case, variant)
         lines.append(line(row, name + origin(row, record)))
     return "\n".join([HEADER, *lines, "", provenance(record)])
+
+
+def recorded_in(record: dict, benchmark: str, case: str, variant: str) -> dict:
+    """The first row of a benchmark and variant whose case begins so, float32 left out."""
+    return next(
+        row
+        for row in record["rows"]
+        if row["benchmark"] == benchmark and row["case"].startswith(case) and row["variant"] == variant and "float32" not in row["case"]
+    )
 
 
 # The sections of the results page: (title, prefixes of its benchmarks). A benchmark belongs to the first section that matches.

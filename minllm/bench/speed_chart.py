@@ -3,7 +3,7 @@
 from minllm.bench.headline import Run, Wanted, origin, rows_of
 from minllm.bench.results_table import number
 from minllm.figures.bars import Bar, bars
-from minllm.figures.figure import WIDE, Figure
+from minllm.figures.figure import Figure
 
 COLOURS = {"vLLM": 1, "cuDNN": 2}  # by a word of the peer's name; 0: any other
 
@@ -17,7 +17,6 @@ def speed_chart(run: Run) -> Figure:
         limit=1.0,
         limit_name="equally fast:",
         caption=origin(run).replace("`", ""),
-        width=WIDE,
     )
 
 

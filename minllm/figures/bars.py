@@ -10,6 +10,7 @@ from minllm.figures.figure import (
     GRID,
     MUTED,
     NARROW,
+    ON_MARK,
     WIDE,
     Figure,
     colour,
@@ -63,7 +64,10 @@ def bars(
     least = min(item.value for item in items if item.value > 0) / 2 if log else 0.0
     x = Scale(least, most or 1.0, name_width, width - value_width, log)
     if limit is not None:
-        drawn.append(element("line", x1=x(limit), x2=x(limit), y1=top - 6, y2=bottom, stroke=MUTED, stroke_dasharray="4 3"))
+        for row in range(len(items)):  # beside the bars only, not through the remarks below them
+            y = top + sum(rows[:row])
+            until = y + (BAR + 4 if remarks[row] else rows[row])
+            drawn.append(element("line", x1=x(limit), x2=x(limit), y1=y - 6, y2=until, stroke=MUTED, stroke_dasharray="4 3"))
         drawn.append(label(x(limit), bottom + FONT_SIZE, f"{limit_name} {short(limit)} {unit}", "middle", fill=MUTED))
     for row, item in enumerate(items):
         y = top + sum(rows[:row])
@@ -75,13 +79,25 @@ def bars(
                 element("rect", x=name_width, y=y, width=max(1.0, end - name_width), height=BAR, rx=2, fill=colour(item.colour)),
                 f"{item.name}: {text}",
             ),
-            over_lines(end + 6, y + 13, text),
         ]
+        after = value_end(drawn, name_width, end, y + 13, text, None if limit is None else x(limit))
         drawn += [over_lines(name_width + 4, y + BAR + REMARK * (i + 0.9), line, fill=MUTED) for i, line in enumerate(remarks[row])]
         if item.remark and not below:
-            drawn.append(over_lines(end + 12 + text_width(text), y + 13, item.remark, fill=MUTED))
+            drawn.append(over_lines(after, y + 13, item.remark, fill=MUTED))
     drawn.insert(1, element("line", x1=name_width, x2=name_width, y1=top - 6, y2=bottom, stroke=GRID))
     spoken = "; ".join(f"{item.name} {short(item.value)} {unit}" for item in items)
     return Figure(
         width, height, drawn, f"{title}: {spoken}" + (f"; {limit_name} {short(limit)} {unit}" if limit is not None else ""), caption
     )
+
+
+def value_end(drawn: list[str], start: float, end: float, y: float, text: str, limit: float | None) -> float:
+    """Draw the value of a bar from start to end: inside if it fits, else after it and clear of the limit; returns x for a remark."""
+    width = text_width(text)
+    crosses = limit is not None and end - 4 < limit < end + width + 10
+    after = (limit if crosses else end) + 6
+    if 1.15 * width + 12 < end - start:
+        drawn.append(label(end - 6, y, text, "end", fill=ON_MARK))
+        return after
+    drawn.append(over_lines(after, y, text))
+    return after + 6 + width

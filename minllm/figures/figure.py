@@ -19,6 +19,7 @@ COLOURS = (
 MUTED = "var(--course-muted, #7d8590)"
 GRID = "var(--course-grid, #80808055)"
 PAGE = "var(--course-page, transparent)"  # the page's background
+ON_MARK = "var(--course-page, #fff)"  # text inside a mark
 FONT_SIZE, SMALL = 13, 10  # letters, and numbers in small cells
 NARROW, WIDE = 480.0, 640.0  # on a phone, a narrow figure fits with letters of 9 pixels, and a wide one scrolls
 CHARACTER = 0.56 * FONT_SIZE  # the approximate mean width of a character, to leave room for labels

@@ -55,6 +55,7 @@ def test_the_readmes_animation_is_of_this_kernel_and_this_race(home):
 
 
 GENERATED = "README.md docs/index.md docs/lessons.md docs/hosted-notebooks.md docs/serve.md docs/server-api.md lessons/README.md".split()
+GENERATED += "docs/frameworks.md docs/results.md docs/quantised-weights.md".split()
 
 
 @pytest.mark.parametrize("page", GENERATED)
@@ -95,6 +96,11 @@ def test_the_chart_follows_the_run():
     drawn = picture_file(speed_chart(RUN))
     message = "docs/assets/speed.svg does not follow speed.json: python tools/headline.py --tables writes it"
     assert (ROOT / "docs/assets/speed.svg").read_text(encoding="utf-8") == drawn, message
+
+
+def test_the_charts_of_pages_follow_their_records(pages):
+    for path, drawn in pages.page_charts.files().items():
+        assert path.read_text(encoding="utf-8") == drawn, f"{path.name} is not current: python tools/write_pages.py draws it"
 
 
 def test_a_file_of_a_figure_has_the_sites_colours():

@@ -1,5 +1,6 @@
 """Figures: well-formed, inside their frame, named for those who cannot see them, and of the page's colours."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
@@ -115,6 +116,20 @@ def test_long_remarks_leave_room_for_the_bars():
     svg = ElementTree.fromstring(FIGURES["bars, long remarks"].svg)
     assert max(float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect")) > 150
     assert "1.31 times the library" in "".join(svg.itertext())
+
+
+@given(values=st.lists(st.floats(0.02, 3), min_size=1, max_size=5), limit=st.floats(0.5, 2))
+def test_values_stand_inside_bars_or_clear_of_the_limit(values, limit):
+    svg = ElementTree.fromstring(bars([Bar("a bar", value) for value in values], "x", "Bars", limit=limit).svg)
+    line = float(next(svg.iter("{http://www.w3.org/2000/svg}line")).get("x1"))  # the axis
+    lines = {float(one.get("x1")) for one in svg.iter("{http://www.w3.org/2000/svg}line")} - {line}
+    ends = [float(rect.get("x")) + float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect")]
+    shown = [text for text in svg.iter("{http://www.w3.org/2000/svg}text") if re.match(r"[\d.]+ x", text.text)]
+    assert len(lines) == 1 and len(shown) == len(values)
+    for end, text in zip(ends, shown):
+        x, width = float(text.get("x")), text_width(text.text)
+        first, last = (x - width, x) if text.get("text-anchor") == "end" else (x, x + width)
+        assert last < end or (first > end and not first - 1 < min(lines) < last), text.text
 
 
 def test_a_dot_of_bandwidth_lies_on_the_slope():

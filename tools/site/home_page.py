@@ -1,20 +1,24 @@
-"""An MkDocs hook: the live parts of the first page, computed when the site is built.
+"""An MkDocs hook: the live parts of pages, those of the first page above all, computed when the site is built.
 
 docs/index.md holds each part between comments, as tools/write_pages.py wrote it: the chart of the README's rows, the kernel of
 home/rms_norm.py, the race that the simulator finds in it once a line is deleted, and text of the bundled model. The site computes them
-anew, and shows the chart in its own colours.
+anew, and shows the chart, and those of page_charts.py, in its own colours.
 """
 
 import functools
 import importlib.util
 import json
 import re
+import sys
 import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+import page_charts
 
 ROOT = Path(__file__).parents[2]
 KERNEL_FILE = Path(__file__).parent / "home" / "rms_norm.py"
@@ -103,7 +107,10 @@ def framed_chart() -> str:
     return f'<div class="output" tabindex="0">{chart()}</div>'
 
 
-PARTS = {"chart": framed_chart, "kernel": kernel, "race": race, "text": text}
+PARTS = {
+    "chart": framed_chart, "kernel": kernel, "race": race, "text": text,
+    **{name: functools.partial(page_charts.framed, name) for name in page_charts.CHARTS},
+}  # fmt: skip
 
 
 def filled(markdown: str, part: Callable[[str], str]) -> str:
