@@ -330,7 +330,7 @@ assert floors[64] < 1.4 * floors[1]
 
 # %% [markdown]
 # At the floor, 64 sequences take hardly longer than one, so each token costs a small fraction. This is why every
-# serving engine batches: lesson 16. These steps are replays of a CUDA graph, timed on the GPU. A served step also
+# serving engine batches: lesson 16a. These steps are replays of a CUDA graph, timed on the GPU. A served step also
 # includes the host's time, unless that is hidden ([lesson 15](15_launch_overhead_and_cuda_graphs.py)).
 #
 # ## Prefill against decode
@@ -607,7 +607,7 @@ assert cache[0].value > cache[1].value
 #
 # The first roofline has one dot far below its roof: the naive GEMM of 2,048 rows is three orders of magnitude too low.
 # Neither limit of this lesson explains that: the fault is in how the kernel does its work. Prefill consists of such
-# GEMMs. [Lesson 5](05_the_ladder_of_matrix_products.py) climbs from that dot to the roof, with the same equation.
+# GEMMs. [Lesson 5a](05a_matrix_products_in_tiles.py) climbs from that dot to the roof, with the same equation.
 #
 # ## Sources
 #

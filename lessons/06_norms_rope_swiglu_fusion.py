@@ -765,7 +765,8 @@ show_case("hanging_norm")
 #
 # ## What next, and which measurement says so
 #
-# The small kernels are as fast as a copy. [Lesson 5](05_the_ladder_of_matrix_products.py) made the GEMMs fast. One
+# The small kernels are as fast as a copy. Lessons [5a](05a_matrix_products_in_tiles.py) and
+# [5b](05b_matrix_products_on_hopper.py) made the GEMMs fast. One
 # stage of a layer is still as it was in lesson 3:
 
 # %%

@@ -69,7 +69,7 @@ def online_attention_kernel(Q, K, V, out, scale):  # Q, K, V, out: [T, d]
 # - tell FlashAttention-1 from 2 by the order of their loops, and count the bytes that each order moves;
 # - explain what a Hopper GPU adds, and why exponentials became the bottleneck.
 #
-# You need lesson 3 for attention, and [lesson 5](05_the_ladder_of_matrix_products.py) for tiles and tensor cores.
+# You need lesson 3 for attention, and [lesson 5a](05a_matrix_products_in_tiles.py) for tiles and tensor cores.
 #
 # ## Predict
 #
@@ -430,7 +430,7 @@ guess.against(
 # from one generation to the next, and special function units did not. If a warp multiplies, computes exponentials, and
 # multiplies again, the tensor cores are idle for a third of the time.
 #
-# FlashAttention-3 (2024) uses TMA, wgmma and warp specialisation as rungs 5 to 7 of lesson 5 do, and adds
+# FlashAttention-3 (2024) uses TMA, wgmma and warp specialisation as rungs 5 to 7 of lesson 5b do, and adds
 # **ping-pong**: two consumers alternate. While one multiplies, the other computes exponentials.
 #
 # ```mermaid

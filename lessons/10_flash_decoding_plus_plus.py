@@ -14,7 +14,7 @@
 # # 10. GEMV, flat GEMMs and FlashDecoding++
 #
 # A decode step multiplies every weight by the vectors of a few tokens. One token is a GEMV, a batch of 8 or 64 is a
-# flat GEMM, and thousands of tokens are the large GEMMs of lesson 5. The choice between these kernels decides the speed
+# flat GEMM, and thousands of tokens are the large GEMMs of lesson 5b. The choice between these kernels decides the speed
 # of a server. FlashDecoding++ (2023) has three ideas for this regime: flat GEMMs, one maximum for all of softmax, and a
 # choice by measurement.
 
@@ -76,10 +76,10 @@ show_source(
 # **What you will be able to do**
 #
 # - say what a GEMV needs to reach the speed of memory, and count its bytes in flight;
-# - say why 8 tokens are too many for a GEMV and too few for the tiles of lesson 5;
+# - say why 8 tokens are too many for a GEMV and too few for the tiles of lesson 5b;
 # - explain the unified maximum of FlashDecoding++, and what it can and cannot gain.
 #
-# You need [lesson 5](05_the_ladder_of_matrix_products.py) and Little's law from [lesson 9](09_flash_decoding.py). You
+# You need [lesson 5a](05a_matrix_products_in_tiles.py) and Little's law from [lesson 9](09_flash_decoding.py). You
 # need no GPU.
 #
 # ## Predict
@@ -436,7 +436,7 @@ show_case("rare_nan")
 #     33.5 MB take 8 µs. A launch with prologue and epilogue costs 1 to 2 µs in which nothing is read, so it reaches 80
 #     to 90 % at most.
 #
-# ??? question "2. The tiles of lesson 5 have 128 rows. What share of their multiplications is useful for 8 and for 96 tokens?"
+# ??? question "2. The tiles of lesson 5b have 128 rows. What share of their multiplications is useful for 8 and for 96 tokens?"
 #     6 % and 75 %. At 96 tokens the padding no longer matters, because the GPU is still limited by memory.
 #
 # ??? question "3. float16 ends at 65,504 = 2^16 - 2^5. Exponentials are 2^(s - φ). How far may a score be above φ, and how far below, if sums of 4,096 of them must not overflow and each must keep 3 digits?"

@@ -168,7 +168,7 @@ policy.check()  # every invariant: no block with two writers, free and used add 
 
 # %% [markdown]
 # Small blocks waste less and can be shared sooner. But a kernel has to look up every block in the table, and TMA
-# ([lesson 5](05_the_ladder_of_matrix_products.py)) loads one block at a time. The waste is easy to compute; the cost of
+# ([lesson 5b](05b_matrix_products_on_hopper.py)) loads one block at a time. The waste is easy to compute; the cost of
 # lookups has to be measured.
 
 # %% tags=["fold"]

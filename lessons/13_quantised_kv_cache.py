@@ -616,7 +616,7 @@ show_case("louder_and_louder")
 # ## What next, and which measurement says so
 #
 # The bars show that the cache can be made so small that reading it no longer limits a step. The weights remain, and
-# they are read once for all sequences of a batch. So lesson 16 keeps the batch full while sequences start and end.
+# they are read once for all sequences of a batch. So lesson 16a keeps the batch full while sequences start and end.
 # Before that, [lesson 14](14_choosing_the_next_token.py) chooses the next token.
 #
 # ## Sources

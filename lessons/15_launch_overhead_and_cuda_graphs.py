@@ -778,8 +778,8 @@ show_case("too_early")
 #
 # The step has few launches now, the host is out of the loop, and kernels overlap. The last bars show what remains: a
 # step still takes longer than its floor, most of all for the smallest model. The cheap remedy is to give each launch
-# more work. A batch of 8 sequences has about as many launches as one sequence, and also reads the weights once: the
-# floor barely moves, and the step yields eight tokens. [Lesson 16](16_batching_many_requests.py) keeps a batch full
+# more work. A batch of 8 sequences has about as many launches as one, and also reads the weights once: the
+# floor barely moves, and the step yields eight tokens. [Lesson 16a](16a_batching_many_requests.py) keeps a batch full
 # while sequences come and go.
 #
 # ## Sources

@@ -76,7 +76,7 @@ guess.ask()
 # - text and tokens ([1](01_what_a_language_model_computes.py)):
 #   [prompts.py](../minllm/engine/requests/prompts.py),
 #   [incremental_decoder.py](../minllm/models/incremental_decoder.py)
-# - the plan of a step ([16](16_batching_many_requests.py)):
+# - the plan of a step ([16a](16a_batching_many_requests.py)):
 #   [scheduler.py](../minllm/engine/scheduling/scheduler.py),
 #   [step.py](../minllm/engine/scheduling/step.py)
 # - its memory ([11](11_paged_blocks_and_shared_prefixes.py)):
@@ -86,7 +86,7 @@ guess.ask()
 #   [model_runner.py](../minllm/engine/running/model_runner.py),
 #   [step_graphs.py](../minllm/engine/running/step_graphs.py)
 # - the forward ([6](06_norms_rope_swiglu_fusion.py)): [decoder.py](../minllm/models/decoder.py)
-# - matrices ([5](05_the_ladder_of_matrix_products.py)):
+# - matrices ([5b](05b_matrix_products_on_hopper.py)):
 #   [matmul](../minllm/kernels/matmul/__init__.py); attention
 #   ([7](07_prefill_and_flash_attention.py), [9](09_flash_decoding.py)):
 #   [attention](../minllm/kernels/attention/__init__.py)

@@ -54,7 +54,7 @@ show_source(
 # - choose between a queue, a limit and a deadline, and say who pays;
 # - find out whether a delay comes from the engine or from what surrounds it.
 #
-# You need lesson [16](16_batching_many_requests.py). You need no GPU. The server needs Linux or macOS.
+# You need lesson [16b](16b_queues_and_a_full_cache.py). You need no GPU. The server needs Linux or macOS.
 #
 # ## Predict
 

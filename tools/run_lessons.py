@@ -26,7 +26,7 @@ BUDGET_SECONDS = 600
 
 def chosen(prefixes: list[str]) -> list[Path]:
     """The lessons whose names begin with one of `prefixes`, or all."""
-    found = sorted(LESSONS.glob("[0-9][0-9]_*.py"))
+    found = sorted(LESSONS.glob("[0-9][0-9]*_*.py"))
     return [path for path in found if not prefixes or path.name.startswith(tuple(prefixes))]
 
 

@@ -28,6 +28,7 @@ LADDERS = {
     "attention_by_hand": "attention.softmax attention.scores attention.weighted_values attention.merge_states attention.flash_attention_1",
     "arithmetic": "costs.floor_ms costs.projection costs.kv_bytes_per_token",
     "matmul": "matmul.naive matmul.gemv matmul.tiled",
+    "producer": "matmul.producer",
     "normalization": "normalization.rms_norm",
     "cache": "rope.rotate kv.append",
     "paging": "costs.batch_bytes cache.find_prefix kv.copy_blocks",

@@ -230,6 +230,14 @@ MUTATIONS = [
         ("key_value_width(config)", "2 * config.hidden_size", "one layer, one head", "stands for all query heads"),
     ),
     *of(
+        "matmul.producer",
+        ("pipeline.producer_expect(stage, stage_bytes)", "pass", "one step", ""),
+        ("x_map, int32(step * depth), row", "x_map, int32(0), row", "several steps", "first tile of x"),
+        ("weight_map, int32(step * depth), column", "weight_map, int32(step * depth), int32(0)", "two blocks", "first rows of weight"),
+        ("state = pipeline.advance(state)", "pass", "several steps", ""),
+        ("stage, x_bytes, weight_map", "stage, 0, weight_map", "one step", ""),
+    ),
+    *of(
         "matmul.tiled",
         ("            cuda.syncthreads()\n            for k", "            for k", "one element by hand", "nobody wrote"),
         ("            cuda.syncthreads()  # no thread", "            # no thread", "the weight's layout", "put cuda.syncthreads() between"),

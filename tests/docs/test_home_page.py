@@ -83,8 +83,8 @@ def test_addresses_stand_in_one_place(home, pages, monkeypatch, tmp_path):
     assert known == addresses.Addresses("https://github.com/a/b", "https://c.example")
     monkeypatch.setattr(pages, "addresses", lambda: known)
     lines = pages.lesson_list("docs/lessons.md").splitlines()
-    assert "(https://colab.research.google.com/github/a/b/blob/main/lessons/20_several_gpus.ipynb)" in lines[19]
-    assert "(https://kaggle.com/kernels/welcome?src=https://github.com/a/b/blob/main/lessons/20_several_gpus.ipynb)" in lines[19]
+    assert "(https://colab.research.google.com/github/a/b/blob/main/lessons/20_several_gpus.ipynb)" in lines[21]
+    assert "(https://kaggle.com/kernels/welcome?src=https://github.com/a/b/blob/main/lessons/20_several_gpus.ipynb)" in lines[21]
     assert pages.first_link("README.md").startswith("**[Read the course](https://c.example/lessons/)**")
     assert "https://github.com/a/b)" in pages.hosted_cell("docs/hosted-notebooks.md")
     monkeypatch.setattr(pages, "addresses", addresses.Addresses)

@@ -1,25 +1,26 @@
 """An MkDocs hook: generate the lessons' navigation from the lessons themselves; tools/write_pages.py writes their list.
 
-A lesson is lessons/NN_name.py with its title as the first heading.
+A lesson is lessons/NN_name.py with its title as the first heading; half of one is lessons/NNa_name.py or lessons/NNb_name.py.
 """
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TITLE = re.compile(r"^(?:# )?# (\d+\. .+)$", re.MULTILINE)
+TITLE = re.compile(r"^(?:# )?# (\d+[ab]?\. .+)$", re.MULTILINE)
 
 
 def lessons() -> list[tuple[str, str]]:
     """(title, MkDocs path of the page) of every lesson, by number."""
-    return [(title_of(path), f"lessons/{path.name}") for path in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py"))]
+    return [(title_of(path), f"lessons/{path.name}") for path in sorted((ROOT / "lessons").glob("[0-9][0-9]*_*.py"))]
 
 
 def title_of(path: Path) -> str:
     """The first heading, without page-only markup; ValueError if a lesson has none with its number."""
     found = TITLE.search(path.read_text(encoding="utf-8"))
-    if found is None or int(found[1].split(".")[0]) != int(path.name[:2]):
-        raise ValueError(f"{path.name} needs a first heading with its number: # {int(path.name[:2])}. What it is about")
+    number = path.name.partition("_")[0].lstrip("0")
+    if found is None or found[1].partition(".")[0] != number:
+        raise ValueError(f"{path.name} needs a first heading with its number: # {number}. What it is about")
     return re.sub(r"[`$*]", "", found[1])
 
 

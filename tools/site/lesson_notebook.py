@@ -122,7 +122,7 @@ def with_links(source: str, known: Addresses) -> str:
         path, anchor = match["path"], match["anchor"] or ""
         anchor = re.sub(r"#__codelineno-0-(\d+)", r"#L\1", anchor)  # the site's anchors of lines
         in_repository = path.removeprefix("../") if path.startswith("../") else f"lessons/{path}"
-        if re.fullmatch(r"lessons/\d\d_\w+\.py", in_repository):
+        if re.fullmatch(r"lessons/\d\d[ab]?_\w+\.py", in_repository):
             in_repository, path = f"{in_repository[:-3]}.ipynb", f"{path[:-3]}.ipynb"
         page = re.fullmatch(r"docs/([\w-]+)\.md", in_repository)
         if page and known.site:

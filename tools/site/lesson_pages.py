@@ -101,7 +101,7 @@ def on_startup(command, dirty):
 @event_priority(100)  # before mkdocs-jupyter, which wraps the files that it finds
 def on_files(files, config):
     """Add lessons/NN_name.py, which lie beside docs/."""
-    for path in sorted((ROOT / "lessons").glob("[0-9][0-9]_*.py")):
+    for path in sorted((ROOT / "lessons").glob("[0-9][0-9]*_*.py")):
         files.append(File(f"lessons/{path.name}", str(ROOT), config.site_dir, config.use_directory_urls))
     return files
 

@@ -51,11 +51,13 @@ def make_produce():
     def produce(x_map, weight_map, ring, row, column, k_steps):
         state = pipeline.state(0)
         for step in range(k_steps):
+            # exercise: matmul.producer
             stage = pipeline.producer_acquire(ring, state)  # empty: the consumer has released it, or it has not been filled yet
             pipeline.producer_expect(stage, stage_bytes)
             tma.load_2d(stage, 0, x_map, int32(step * depth), row)
             tma.load_2d(stage, x_bytes, weight_map, int32(step * depth), column)
             state = pipeline.advance(state)
+            # end exercise
 
     return produce
 

@@ -11,13 +11,13 @@
 # ---
 
 # %% [markdown]
-# # 5. The ladder of matrix products
+# # 5a. Matrix products: tiles and tensor cores
 #
 # Nearly all arithmetic of a language model is GEMM, general matrix multiply. The obvious way to write one reaches about
-# a thousandth of the machine's speed. In this lesson you climb from there, one idea per rung: reuse, wide loads, tensor
-# cores, TMA, and warps with different roles.
+# a thousandth of the machine's speed. In this lesson you climb four rungs from there, with one idea: load a number
+# once, and use it often. [Lesson 5b](05b_matrix_products_on_hopper.py) climbs the other three.
 #
-# This is the whole ladder, measured on an H200:
+# This is the whole ladder, measured on an H200. The first rungs hardly show:
 
 # %% tags=["fold"]
 from minllm.course import Bar, bars, comparable, load_record, recorded
@@ -60,9 +60,7 @@ bars(
     title="2,048 × 2,048 × 2,048 in bfloat16",
     limit=tflops,
     limit_name="best GEMM measured:",
-    log=True,
-    caption="The axis is logarithmic. cuBLAS is NVIDIA's own library; "
-    f"{rows[0].label}.",
+    caption=f"cuBLAS is NVIDIA's own library; {rows[0].label}.",
 )
 
 # %% [markdown]
@@ -70,8 +68,45 @@ bars(
 #
 # $M$ is the number of tokens, $K$ the number of input features, $N$ the number of output features: $2MNK$ operations.
 #
-# The chart shows the rungs of one recording; rungs of another commit are listed further down. The lowest bar is this
-# kernel, one thread per number of the result:
+# **What you will be able to do**
+#
+# - say how many bytes a tile saves, and how large a tile a machine needs;
+# - read the counts of the simulator: sectors, bank conflicts, operations per byte;
+# - explain each rung by the limit that it removes.
+#
+# You need [lesson 2](02_your_first_kernel.py) for kernels, shared memory and coalescing, and [lesson
+# 4](04_arithmetic_intensity_and_the_roofline.py) for the roofline.
+#
+# ## Predict
+#
+# Two matrices of 2,048 by 2,048 numbers in bfloat16 (2 bytes each) are multiplied on an H200. A rung of this lesson
+# gives each block a tile of 64 by 64 outputs.
+
+# %% tags=["hide-input"]
+from minllm.course import Prediction
+
+guess = Prediction(
+    flops="How many floating-point operations is that?",
+    least_bytes="How many bytes, if each matrix is moved once?",
+    limit=("What is the limit then?", "memory", "arithmetic"),
+    tile_intensity="How many operations per byte does a block with a tile of 64 x 64 request?",
+    tensor_core_gain="How much faster is the rung with tensor cores than the one before it?",
+)
+guess.ask()
+
+# %% [markdown]
+# ## Rung 1: naive
+#
+# One thread per number of the result: each reads a row of $x$ and a row of weight, and adds up their products. Write it;
+# the engine can run with it.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("matmul.naive")
+
+# %% [markdown]
+# Now see the engine's, the lowest bar of the chart:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -89,35 +124,6 @@ show_source(
 )
 
 # %% [markdown]
-# **What you will be able to do**
-#
-# - say how many bytes a tile saves, and how large a tile a machine needs;
-# - read the counts of the simulator: sectors, bank conflicts, operations per byte;
-# - explain each rung by the limit that it removes, and name the next limit.
-#
-# You need [lesson 2](02_your_first_kernel.py) for kernels, shared memory and coalescing, and [lesson
-# 4](04_arithmetic_intensity_and_the_roofline.py) for the roofline.
-#
-# ## Predict
-#
-# Two matrices of 2,048 by 2,048 numbers in bfloat16 (2 bytes each) are multiplied on an H200. In rungs 5 and 6 a block
-# computes a tile of 64 by 256 outputs.
-
-# %% tags=["hide-input"]
-from minllm.course import Prediction
-
-guess = Prediction(
-    flops="How many floating-point operations is that?",
-    least_bytes="How many bytes, if each matrix is moved once?",
-    limit=("What is the limit then?", "memory", "arithmetic"),
-    tile_tb_s="At the speed of the best GEMM measured, how many TB/s of tiles do the blocks of rung 5 load? "
-    "(HBM delivers about 4.)",
-    unspecialized_over_specialized="At 8192 x 8192 x 8192, how many times as fast as rung 6 (a producer warp, "
-    "four stages) is rung 5 (no producer, one stage)?",
-)
-guess.ask()
-
-# %% [markdown]
 # ## The limit
 
 # %%
@@ -133,6 +139,8 @@ print(
     f"H200: {memory_us:.1f} µs to move the bytes, {arithmetic_us:.1f} µs for the "
     "operations"
 )
+
+# %% tags=["hide"]
 assert arithmetic_us > 3 * memory_us
 
 # %% [markdown]
@@ -140,7 +148,7 @@ assert arithmetic_us > 3 * memory_us
 # "if". Every number of $x$ is needed $N$ times, every weight $M$ times. The rungs differ in where these repeated loads
 # come from.
 #
-# ## Rung 1: naive
+# ## What rung 1 moves
 #
 # Every rung runs in the simulator, with 64 tokens, 64 output features and 32 input features:
 
@@ -202,6 +210,9 @@ assert trace.arrays["weight"].read.sectors_per_request == 16
 # sector is needed in the next steps, so caches help a lot. But the caches have to deliver $2MNK$ numbers, which is too
 # much for them as well.
 #
+# !!! tip "Takeaway"
+#     Without reuse every operation costs bytes: half an operation per byte, whatever the machine can compute.
+#
 # ## Rung 2: tiled
 #
 # **Idea: load once, use often.** A block of threads computes a tile of the result, say $64 \times 64$. It needs 64 rows
@@ -246,6 +257,9 @@ assert int(trace.total_flops / (2 * trace.arrays["x"].read.bytes)) == 64 // 2
 
 # %% [markdown]
 # It loads 64 times fewer bytes, and full sectors. The engine's large tile has $t = 128$: 64 operations per byte.
+#
+# !!! tip "Takeaway"
+#     A tile of $t \times t$ outputs makes $t$ operations of every number loaded. Doubling $t$ halves the bytes.
 #
 # <!-- aside: Bank conflicts -->
 #
@@ -297,6 +311,8 @@ for line in stores:
         f"{line.array}: {line.requests} stores take {line.turns} turns, "
         f"{line.worst}-way conflicts"
     )
+
+# %% tags=["hide"]
 assert all(line.worst == len(turns(65)) for line in stores)
 
 # %% [markdown]
@@ -304,6 +320,8 @@ assert all(line.worst == len(turns(65)) for line in stores)
 
 # %%
 count("tiled, steps of 32", tiled.matmul_tiled, tile=(64, 32, 4))
+
+# %% tags=["hide"]
 assert counted["tiled, steps of 32"].bank_conflicts == 0
 
 # %% [markdown]
@@ -350,6 +368,8 @@ print(
     f"requests to shared memory: tiled {words['tiled']}, vectorized "
     f"{words['vectorized']}"
 )
+
+# %% tags=["hide"]
 assert (
     loads["tiled"] == 8 * loads["vectorized"]
     and words["tiled"] == 4 * words["vectorized"]
@@ -357,6 +377,9 @@ assert (
 
 # %% [markdown]
 # The bytes are the same. The requests fall to an eighth and a quarter.
+#
+# !!! tip "Takeaway"
+#     Once bytes are few, instructions are the limit: move 16 bytes with each.
 #
 # ## Rung 4: tensor cores
 #
@@ -389,6 +412,8 @@ from minllm.kernels.matmul import tensor_core
 
 tiling = tensor_core.TensorCoreTiling(64, 64, 32, 2, 2, stages=3)
 count("tensor_core", tensor_core.matmul_tensor_core, tiling=tiling)
+
+# %% tags=["hide"]
 assert counted["tensor_core"].bank_conflicts == 0
 
 long_x, long_weight = (
@@ -419,216 +444,26 @@ timeline(
 )
 
 # %% [markdown]
-# ## Rung 5: a warpgroup, TMA and wgmma
+# !!! tip "Takeaway"
+#     The tensor cores are ten times faster than the ordinary units. From here on the task is to feed them.
 #
-# **Idea: one instruction for a whole tile.** On rung 4 the threads still compute addresses, start copies, and load
-# operands into registers. Hopper has two units that make this unnecessary:
-#
-# - **TMA**, the tensor memory accelerator: one thread gives the coordinates of a tile. TMA copies the tile to shared
-#   memory, in swizzled order, and signals an mbarrier when the bytes have arrived;
-# - **wgmma**: a *warpgroup* of four warps multiplies a tile of 64 rows. The tensor cores read both operands directly
-#   from shared memory.
-#
-# The smallest GEMM with both is a loop of three steps: load a tile of each operand, wait for it, multiply.
-
-# %% tags=["hide-input"]
-from minllm.kernels.matmul import warpgroup
-
-show_source(
-    warpgroup.warpgroup_kernel,
-    part="matmul_warpgroup_kernel",
-    folded="The warpgroup kernel",
-    notes={
-        "ptx.mbarrier_arrive_expect_tx": "One thread tells the mbarrier how many bytes to expect, and loads.",
-        "ptx.mbarrier_wait_parity": "All threads wait. Nothing else happens in this block until the tiles are there.",
-        "wgmma.multiply(sums": "64 × 256 outputs, 64 steps of K: two million operations, in four instructions.",
-        "cuda.syncthreads()  #": "And TMA waits here, until the tensor cores are done.",
-        "store_sums(": "The epilogue, as on rung 4: each thread stores its sums in pairs.",
-    },
-)
-
-# %% tags=["fold"]
-tall, wide = (
-    rng.standard_normal((rows, 512)).astype(ml_dtypes.bfloat16) for rows in (64, 256)
-)  # K = 512
-
-
-def rounds(matmul):
-    """Run a rung in the simulator for one tile of out, check it, and return when each
-    tile of x and weight did what."""
-    out = np.empty((64, 256), ml_dtypes.bfloat16)  # [M, N]
-    with tracing() as traces:
-        matmul(tall, wide, out)
-    exact = tall.astype(np.float64) @ wide.astype(np.float64).T
-    assert np.allclose(out.astype(np.float64), exact, atol=1.0)
-    read = traces[0].total.bytes - out.nbytes
-    print(f"{traces[0].tensor_core_flops / read:.1f} FLOP per byte of tiles")
-    return traces[0].stages
-
-
-def show_rounds(stages, title):
-    """A row per stage: a tile on its way, arrived, being multiplied."""
-    spans = []
-    for one in stages:
-        spans += [
-            Span(f"stage {one.stage}", one.issued, one.arrived, "copy"),
-            Span(f"stage {one.stage}", one.arrived, one.used, "full", colour=2),
-            Span(f"stage {one.stage}", one.used, one.done, "used", colour=1),
-        ]
-    caption = "Order of events in one block, simulated; widths are not times."
-    return timeline(spans, "", title, caption=caption)
-
-
-alone = rounds(warpgroup.matmul_warpgroup)
-assert all(
-    later.issued > one.done for one, later in zip(alone, alone[1:], strict=False)
-)
-
-# %% tags=["fold"]
-show_rounds(
-    alone, "One stage: a tile is copied, then multiplied, then the next is copied"
-)
-
-# %% [markdown]
-# While a tile is copied, this block uses no tensor cores, and while they work, nothing is copied. Only other blocks on
-# the same SM can fill the gaps; the registers suffice for three.
-#
-# ## Rung 6: warp specialisation
-#
-# **Idea: give the two halves of the step to different warps.** A **producer** warp only starts TMA loads. A
-# **consumer** warpgroup only multiplies. Between them is a ring of four stages with two mbarriers each: *full*, for
-# which the consumer waits, and *empty*, for which the producer waits. The two need not run in step.
-
-# %% tags=["hide-input"]
-from minllm.kernels.matmul import warp_specialized
-
-show_source(
-    warp_specialized.make_produce,
-    part="produce",
-    folded="The producer",
-    notes={
-        "pipeline.producer_acquire(": "Wait until the consumer has released this stage of the ring.",
-        "pipeline.producer_expect(": "As on rung 5; only now four tiles may be on their way.",
-        "pipeline.advance(state)": "Around the ring: the state's phase tells the rounds of a stage apart.",
-    },
-)
-
-# %% tags=["hide-input"]
-show_source(
-    warp_specialized.make_consume,
-    part="consume",
-    folded="The consumer",
-    notes={
-        "pipeline.consumer_wait(": "Wait until this stage's tiles have arrived.",
-        "wgmma.wait(sums": "Until the tensor cores have read the tiles...",
-        "pipeline.consumer_release(": "...which the producer may then overwrite.",
-    },
-)
-
-# %%
-ring = rounds(warp_specialized.matmul_warp_specialized)
-ahead = max(
-    sum(one.issued <= moment < one.done for one in ring)
-    for moment in range(ring[-1].done)
-)
-print(f"up to {ahead} stages hold a tile, or wait for one, at the same time")
-assert ahead == warp_specialized.STAGES
-
-# %% tags=["fold"]
-show_rounds(ring, "A ring of four stages: copied, full, in use, and copied again")
-
-# %% [markdown]
-# The same kernel, event by event, with its barriers ([on its own page](../docs/pipeline.md)):
-#
-# <!-- interactive: pipeline -->
-#
-# ## Rung 7: everything at once
-#
-# **Idea: fewer bytes, and no pauses between tiles.** The engine's kernel adds four things:
-#
-# - **more reuse**: two consumers share a tile of weight, so a block has 128 rows of $x$; two blocks form a *cluster*,
-#   and each loads half of that tile for both (multicast);
-# - **one wgmma in flight**: a consumer starts a step's wgmma *before* it waits for the previous one, so the tensor
-#   cores have work while a stage is released;
-# - **a persistent kernel**: one block per SM, which computes one tile of outputs after another. The producer loads
-#   the next tile's first steps while the consumers still store this one;
-# - **an epilogue by TMA**: sums go through shared memory, and are stored in whole rows while the next tile is
-#   multiplied. Bias, residual or SwiGLU's gate are applied on the way.
-
-# %% tags=["hide-input"]
-from minllm.kernels.matmul.wgmma import wgmma
-
-show_source(
-    wgmma.make_consume,
-    part="consume",
-    folded="The consumer of wgmma",
-    notes={
-        "while number <": "One tile of outputs after another: the kernel is persistent.",
-        "wgmma.multiply(sums": "A step's product is started here; it runs on while the threads go on.",
-        "wgmma_wait_group_1": "Let one product be in flight, and no more: those before it are complete.",
-        "pipeline.consumer_release(": "So the stage before is free to be filled again, in both blocks of a cluster.",
-        "epilogue.store(": "Sums go from registers to shared memory, and out by TMA.",
-    },
-)
-
-# %%
-from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
-
-with tracing() as traces:
-    out = np.empty((64, 256), ml_dtypes.bfloat16)  # [M, N]
-    wgmma.matmul_wgmma(tall, wide, out, tiling=WgmmaTiling(1, 64, 3))
-assert np.allclose(
-    out.astype(np.float64),
-    tall.astype(np.float64) @ wide.astype(np.float64).T,
-    atol=1.0,
-)
-print(f"{traces[0].tensor_core_flops:,} operations, {traces[0].total.bytes:,} bytes")
-
-# %% [markdown]
 # ## Measured against predicted
 
-# %%
+# %% tags=["hide-input"]
 speeds = {row.variant: row.value for row in every_rung}
-large = {
-    row.variant: row.value
-    for row in recorded("matmul", "8192x8192x8192, bfloat16", listed=True)
-}
-assert speeds["naive"] < speeds["tiled"] < speeds["tensor_core"]
-assert speeds["naive"] / counted["naive"].arithmetic_intensity > tb_s  # TB/s in sectors
 guess.against(
     flops=flops,
     least_bytes=least_bytes,
     limit="arithmetic",
-    tile_tb_s=tflops * (64 + 256) / (64 * 256),
-    unspecialized_over_specialized=large["warpgroup"] / large["warp_specialized"],
+    tile_intensity=64 / 2,
+    tensor_core_gain=speeds["tensor_core"] / speeds["vectorized"],
 )
 
-# %% tags=["fold"]
-from minllm.course import listing
-
-shown = [
-    row
-    for variant in ("warpgroup", "warp_specialized")
-    for row in recorded("matmul", "", variant, listed=True)
-]
-print(listing(shown))
-rungs = {(row.case.partition("x")[0], row.variant): row.value for row in shown}
-gain = {
-    int(size): rungs[size, "warp_specialized"] / rungs[size, "warpgroup"]
-    for size in ("2048", "4096", "8192")
-}
-assert gain[2048] > 1.1 and 0.9 < gain[4096] < 1 and gain[8192] < 0.8
+# %% tags=["hide"]
+assert speeds["naive"] < speeds["tiled"] < speeds["tensor_core"]
+assert speeds["naive"] / counted["naive"].arithmetic_intensity > tb_s  # TB/s in sectors
 
 # %% [markdown]
-# At that speed rung 5 would load nearly four times what HBM delivers. Blocks that run at the same time share tiles, so
-# most of the bytes come from L2, the cache between the SMs and HBM; but L2 has a limit, too.
-#
-# A producer alone makes the smallest of these GEMMs faster, and the larger ones slower. It hides the latency of loads,
-# but its ring of four stages takes 160 KB, so an SM holds one such block. It holds three blocks of rung 5: while one
-# waits or stores, another multiplies. At 2,048 cubed there are only two tiles per SM, so rung 5 cannot use all three.
-# Warp specialisation makes rung 7's gains possible: with the producer ahead, a block needs no other block to fill its
-# gaps, and can use its shared memory for larger tiles. (This explains the figures; it has not been profiled.)
-#
 # The next chart shows the rungs under the roof. Each matrix has to come from HBM once, so all have the same arithmetic
 # intensity. In brackets: the operations per byte that a rung's blocks request.
 
@@ -637,31 +472,27 @@ from minllm.course import Dot, roofline
 
 # A block of tile_m x tile_n outputs requests 2-byte numbers:
 # tile_m tile_n / (tile_m + tile_n) operations per byte.
-small, wide_tile = 64 * 256 / (64 + 256), 128 * 256 / (128 + 256)
 requested = {
     "naive": 0.5,
     "tiled": 64,
     "vectorized": 64,
-    "warpgroup": small,
-    "warp_specialized": small,
+    "tensor_core": 128 * 256 / (128 + 256),
 }
 dots = [
     Dot(
-        f"{row.variant}: {row.value:.3g} ({requested.get(row.variant, wide_tile):.3g})",
+        f"{row.variant}: {row.value:.3g} ({requested[row.variant]:.3g})",
         flops / least_bytes,
         row.value,
     )
     for row in rows
-    if row.variant in order
+    if row.variant in requested
 ]
-assert speeds["wgmma"] > wide_tile * tb_s
 roofline(
     dots,
     tb_s,
     tflops,
-    "The ladder under the roof",
-    caption="FLOP per byte if each matrix is moved once. TFLOP/s "
-    f"{rows[0].label}.",
+    "Four rungs under the roof",
+    caption=f"FLOP per byte if each matrix is moved once. TFLOP/s {rows[0].label}.",
 )
 
 # %% [markdown]
@@ -669,9 +500,7 @@ roofline(
 #   deliver: caches serve most of them, and even they are too slow.
 # - **tiled** requests few enough for memory to allow far more than the kernel reaches. It runs on ordinary arithmetic
 #   units, and many of its instructions only move numbers.
-# - **tensor cores** are the reason why the roof is so high. A block of `tensor_core` or `wgmma` requests one byte per
-#   85 operations. If every byte came from HBM, the limit would be some 360 TFLOP/s; most come from L2, so `wgmma` is
-#   faster than that.
+# - **tensor cores** are the reason why the roof is so high.
 #
 # [The simulator's counts are those of the hardware](../docs/simulator.md), but they do not say where the time goes. For
 # that you need a measurement. On a machine with a GPU, this cell makes one:
@@ -695,7 +524,7 @@ if has_gpu():
     ]
     product = place.empty((M, N), ml_dtypes.bfloat16)
     print(machine_line())
-    for variant in order:
+    for variant in requested:
         try:
             multiply = VARIANTS[variant]
             calls = [
@@ -706,27 +535,22 @@ if has_gpu():
             print(f"{variant:12} {flops / seconds / 1e12:8.2f} TFLOP/s")
         except MinLLMError as error:
             print(f"{variant:12} not on this GPU: {error}")
-else:
-    print("No GPU here: nothing was timed on this machine.")
 
 # %% [markdown]
 # ## Exercises
+#
+# The second rung is the one that all later ones keep: a tile in shared memory.
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(5)
+show_exercises("matmul.tiled")
 
 # %% [markdown]
-# ## Two detective cases
+# ## A detective case
 
 # %% tags=["hide-input"]
 from minllm.course import show_case
 
 show_case("one_customer")
-
-# %% tags=["hide-input"]
-show_case("last_tile")
 
 # %% [markdown]
 # ## Problems
@@ -734,15 +558,15 @@ show_case("last_tile")
 # ??? question "1. A tile of 128 x 256 outputs in bfloat16. How many operations per byte does a block request?"
 #     2 · 128 · 256 / (2 · (128 + 256)) = 85.3 FLOP per byte.
 #
-# ??? question "2. At 800 TFLOP/s, how many TB/s do such tiles need? HBM has 4.2. Where does the rest come from?"
-#     800 / 85.3 = 9.4 TB/s. At least 5.2 TB/s come from L2: neighbouring blocks read the same rows.
+# ??? question "2. Shared memory holds 227 KB per SM. What is the largest square tile whose sums would fit there in float32?"
+#     227 · 1,024 / 4 = 58,112 numbers: 241 × 241. Sums are kept in registers, which are faster, and of which an SM has
+#     256 KB.
 #
-# ??? question "3. A stage of a ring holds 64 x 64 of x and 256 x 64 of weight in bfloat16. How many stages fit in 227 KB?"
-#     (64 + 256) · 64 · 2 = 40 KB per stage: five, of which this lesson's kernel uses four, 160 KB.
+# ??? question "3. 67 TFLOP/s for ordinary units. How long does the GEMM of this lesson take on them at least, and on tensor cores with 819?"
+#     17.2 GFLOP: 256 µs, and 21 µs.
 #
-# ??? question "4. 132 SMs, tiles of 128 x 256, a result of 2,048 x 2,048. How many tiles, and what share of the machine is idle?"
-#     16 · 8 = 128 tiles for 132 SMs: 3 % idle. A result of 2,304 x 2,048 has 144 tiles and needs two waves: 45 % idle
-#     in all. With smaller tiles and a persistent kernel less is idle.
+# ??? question "4. Rows of a shared tile have 66 words. Into how many banks does a column of 32 words fall?"
+#     66 mod 32 = 2: every second bank, 16 of them, two words each. An odd pitch uses all 32.
 #
 # ??? question "5. Prefill of an 8B model at 2,048 tokens takes 45 ms at 4 dollars per hour. What does a million prompt tokens cost, and what would it cost with the naive kernel?"
 #     2,048 tokens per 45 ms are 45,500 tokens per second: 2.4 cents per million. The naive kernel is some 700 times
@@ -750,23 +574,13 @@ show_case("last_tile")
 #
 # ## What next, and which measurement says so
 #
-# Everything above had 2,048 tokens. A decode step of one sequence has one. Then every weight is used once, no tile can
-# help, and the limit is the speed of memory:
-
-# %%
-shapes = ("1x28672x4096", "1x4096x14336")
-print(listing(row for one in shapes for row in recorded("matmul", one, listed=True)))
-
-# %% [markdown]
-# That is the subject of [lesson 9](09_flash_decoding.py) and [lesson 10](10_flash_decoding_plus_plus.py).
-#
-# Before that, look at the kernels between the GEMMs. Norms, rotations and activations do almost no arithmetic. But the
-# faster the GEMMs become, the larger is the share of these small kernels: [lesson 6](06_norms_rope_swiglu_fusion.py).
+# In the chart the rung with tensor cores reaches less than the roof by far, although its tiles request one byte per 85
+# operations: threads still compute addresses, start copies and load operands. [Lesson
+# 5b](05b_matrix_products_on_hopper.py) hands these to the hardware.
 #
 # ## Sources
 #
 # - NVIDIA, "CUDA C++ Programming Guide", section "Shared Memory": tiles.
 # - V. Volkov, "Better Performance at Lower Occupancy", GTC 2010: many results per thread.
-# - NVIDIA, "CUTLASS: Fast Linear Algebra in CUDA C++", 2017: the tile hierarchy.
-# - NVIDIA, "PTX ISA", sections "mma", "ldmatrix", "cp.async", "wgmma", "cp.async.bulk.tensor", "mbarrier".
+# - NVIDIA, "PTX ISA", sections "mma", "ldmatrix", "cp.async".
 # - S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
