@@ -10,10 +10,10 @@ import re
 import numpy as np
 import pytest
 
-from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.kernel import Simulation
 from minllm.runtime.tensor_map import TensorMap, tensor_map
 from minllm.sim import simulate
+from tests.gpu.supported import skip_if_not_supported
 from tests.kernels.guarded import BFLOAT16
 from tests.sim.every_kernel import COARSE_ROUNDING, ROUNDED, ROUNDING, ROWS, SEVERAL_GPUS
 
@@ -71,8 +71,8 @@ def run_on_both(row, device, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in SEVERAL_GPUS], ids=str)
 def test_the_gpu_and_the_simulator_write_the_same(name, device, monkeypatch):
-    if "wgmma" in name and current_device().compute_capability != HOPPER:
-        pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
+    if ROWS[name].launch:
+        skip_if_not_supported(ROWS[name].launch)
     found = run_on_both(ROWS[name], device, monkeypatch)
     assert {kernel for kernel, *_ in found} >= set(ROWS[name].kernels)
     for kernel, number, there, here in found:

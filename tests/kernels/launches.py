@@ -15,6 +15,7 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from tests.kernels.guarded import HALF_STEP, SLACK, Guarded, assert_close, bits
 
+COUNTS = ("m", "tokens", "heads", "kv_heads", "sliding_window", "window")  # sizes that nothing reads in vectors
 ON_FEW_SMS = {TensorCoreGemvTiling: tensor_core_gemv, BatchedGemvTiling: batched_gemv}
 
 
@@ -107,6 +108,19 @@ def check(launch, device):
         untouched = left_alone(before[name], reference, right) if name in before else np.zeros(reference.shape, bool)
         np.testing.assert_array_equal(raw(found)[untouched], raw(reference)[untouched], err_msg=f"{name}: written where nothing was due")
         compare(launch, name, found[~untouched], reference[~untouched], right[~untouched], name in exact)
+
+
+def code_of(launch):
+    """Features of a launch for tests/covering.py on which its machine code depends: with its variant all options, sizes of whole vectors or
+    not, and together its form, dtype, head size and block size.
+    """
+    given = {**launch.shape, **launch.shape.get("options", {})}
+    which = launch.name, given.get("variant")
+    kind = tuple(str(given.get(name)) for name in ("form", "dtype", "head_dim", "block_size"))
+    sizes = [(name, size * launch.dtype.itemsize % 16 == 0) for name, size in given.items() if type(size) is int and name not in COUNTS]
+    options = [(name, repr(one)) for name, one in given.items() if type(one) not in (int, str, dict)]
+    kinds = [(*kind, max(given.get("query_lens", (1,))) > 1), *((*kind[:2], *size) for size in sizes)]
+    return [(*which, *one) for one in (*kinds, *options)]
 
 
 def noise_of(launch):

@@ -16,7 +16,7 @@ import numpy as np
 
 import minllm.kernels
 from minllm.catalogue import one_per_kernel
-from minllm.catalogue.launch import Moved
+from minllm.catalogue.launch import Launch, Moved
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.kernels.kv import qkv_rope_append_vector
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
@@ -32,19 +32,19 @@ class Row:
     run: Callable
     kernels: dict[str, Moved]
     indices: tuple[str, ...] = ()
-    stage: str = ""
+    launch: Launch | None = None  # of the catalogue
 
 
 def row_of(launch, kernels):
     """The row of a launch of the catalogue."""
     arrays = launch.arrays(Noise(length=SHORT))
     formulas = {name: launch.moved_by(name, arrays) for name in kernels}
-    return Row(str(launch), partial(launch.run, HostOps, arrays), formulas, launch.indices, launch.stage)
+    return Row(str(launch), partial(launch.run, HostOps, arrays), formulas, launch.indices, launch)
 
 
 ROWS: dict[str, Row] = {str(launch): row_of(launch, kernels) for launch, kernels in one_per_kernel().items()}
 
-SEVERAL_GPUS = tuple(name for name, one in ROWS.items() if one.stage == "all_reduce")
+SEVERAL_GPUS = tuple(name for name, one in ROWS.items() if one.launch and one.launch.stage == "all_reduce")
 
 # Kernels whose float32 results on a GPU differ from the simulator's, and why.
 APPROXIMATE = "2**x, log2(x), 1/x and 1/sqrt(x) are approximate on a GPU (PTX ISA: within 2**-22), here exactly rounded"
