@@ -14,7 +14,9 @@ ENGINES = (
     Engine((9, 0), "float32", "gpt2"),
     Engine((9, 0), "bfloat16", "gemma-3-1b"),
     Engine((9, 0), "bfloat16", "qwen3-8b", "int8"),
-    *(Engine((9, 0), dtype, "llama-3.1-8b", "kivi_int4") for dtype in ("float16", "bfloat16")),
+    *(Engine((9, 0), dtype, "llama-3.1-8b", cache) for dtype in ("float16", "bfloat16") for cache in ("kivi_int4", "fp8_e4m3")),
+    Engine((9, 0), "float16", "llama-3.1-8b", "int8"),
+    Engine((8, 0), "bfloat16", "llama-3.1-8b", "int4"),
     Engine((9, 0), "bfloat16", "qwen3-30b-a3b"),
     Engine((9, 0), "bfloat16", "llama-3.2-1b", quantization="int8"),
 )

@@ -6,7 +6,7 @@ from minllm.catalogue.kv.quantized import append_quantized, qkv_rope_append_quan
 from minllm.catalogue.launch import MICROSECONDS, ONE_SET, Measured, each
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.kv.qkv_rope_append_vector import MANY_TOKENS
-from minllm.kernels.quantization.formats import kv_format
+from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 
 compiled = machine_code.compiled
@@ -123,6 +123,8 @@ def large():
     yield from each(append_quantized, [(1031, 8, head_dim, name) for name, head_dim in formats])
     steps = [(1031, 8, head_dim, name, BFLOAT16, 32, head_dim == 128) for name, head_dim in formats]
     yield from each(qkv_rope_append_quantized, steps, recent=[False, True])
+    llama = [(130, 8, 128, name) for name in TOKEN_FORMATS]  # without norms
+    yield from each(qkv_rope_append_quantized, llama, dtype=(BFLOAT16, FLOAT16), heads=[32])
     yield from each(qkv_rope_append_quantized, FUSED_QUANTIZED[::4], dtype=(FLOAT32, FLOAT16))
     yield from each(qkv_rope_append_quantized, FUSED_QUANTIZED[::2], recent=[True])
     many = ((1,) * 77, tuple(range(1, 540, 7)), 128, 8, 32), ((1000, 1, 333), (1000, 640, 4001), 128, 8, 64)
