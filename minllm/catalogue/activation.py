@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, beside, calls, describes, each
 from minllm.catalogue.rows import BFLOAT16, CODES, DTYPES, FLOAT32, UNIT, before_quantization, is_whole, longest_rows, quantized
-from minllm.kernels.activation.gelu import FORMULAS, gelu_reference
+from minllm.kernels.activation.gelu import FORMULAS
 from minllm.kernels.activation.gelu import gelu as launch_gelu
 from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
@@ -31,8 +31,7 @@ def silu(tokens, intermediate, dtype, extreme=False):
 
     return Launch(
         arrays,
-        call=calls(silu_and_multiply),
-        reference=returns(("out",), silu_and_multiply_reference),
+        **beside(silu_and_multiply, "out"),
         moved=Moved(dict(gate_up=2 * size * dtype.itemsize, out=size * dtype.itemsize), operations=6 * size),
         rows=("gate_up", "out"),
         elementwise=True,
@@ -63,8 +62,7 @@ def gelu(tokens, features, dtype, approximate, extreme=False):
 
     return Launch(
         arrays,
-        call=calls(launch_gelu, approximate=approximate),
-        reference=returns(("out",), gelu_reference, approximate=approximate),
+        **beside(launch_gelu, "out", approximate=approximate),
         moved=Moved(dict(x=size * dtype.itemsize, out=size * dtype.itemsize), operations=10 * size if approximate == "tanh" else None),
         rows=("x", "out"),
         elementwise=True,

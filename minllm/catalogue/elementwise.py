@@ -3,10 +3,9 @@
 import numpy as np
 
 from minllm.catalogue.activation import EXTREMES, SMALL
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, in_place, returns
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, beside, calls, describes, each, in_place
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
 from minllm.kernels.elementwise.gelu_and_multiply import gelu_and_multiply as launch_gelu_and_multiply
-from minllm.kernels.elementwise.gelu_and_multiply import gelu_and_multiply_reference
 from minllm.kernels.elementwise.in_place import scale as launch_scale
 from minllm.kernels.elementwise.in_place import scale_reference, soft_cap_reference
 from minllm.kernels.elementwise.in_place import soft_cap as launch_soft_cap
@@ -27,8 +26,7 @@ def gelu_and_multiply(tokens, intermediate, dtype, extreme=False):
 
     return Launch(
         arrays,
-        call=calls(launch_gelu_and_multiply),
-        reference=returns(("out",), gelu_and_multiply_reference),
+        **beside(launch_gelu_and_multiply, "out"),
         moved=Moved(dict(gate_up=2 * size * dtype.itemsize, out=size * dtype.itemsize)),
         rows=("gate_up", "out"),
         elementwise=True,

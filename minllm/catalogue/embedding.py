@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, beside, describes, each
 from minllm.catalogue.rows import BFLOAT16, DTYPES
 from minllm.kernels.embedding.lookup import embedding as launch_embedding
-from minllm.kernels.embedding.lookup import embedding_reference
 
 # (tokens, vocabulary, hidden): lengths around whole vectors and the block's 128 threads; 2056: the loop goes round twice.
 PLAIN = ((3, 7, 67), (2, 11, 8), (1, 1, 1), (1, 5, 257), (1, 3, 2056))
@@ -28,8 +27,7 @@ def embedding(tokens, vocabulary, hidden, dtype, learned_positions=False):
 
     return Launch(
         arrays,
-        call=calls(launch_embedding),
-        reference=returns(("out",), embedding_reference),
+        **beside(launch_embedding, "out"),
         moved=Moved(dict(embedding=size, out=size) | (dict(position_embedding=size) if learned_positions else {})),
         indices=("token_ids", "positions"),
         rows=("token_ids", "positions", "out"),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.catalogue.launch import TFLOP_S, WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
+from minllm.catalogue.launch import TFLOP_S, WIDE, Launch, MachineCode, Measured, Moved, beside, calls, describes, each, returns
 from minllm.catalogue.matmul.quantized import FORMATS, targets_of, weight_of
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.arguments import ceil_div
@@ -12,10 +12,8 @@ from minllm.kernels.experts.combine import combine as launch_combine
 from minllm.kernels.experts.counting_sort import sort_by_expert as launch_sort
 from minllm.kernels.experts.counting_sort import sort_by_expert_reference
 from minllm.kernels.experts.gated_add import gated_add as launch_gated_add
-from minllm.kernels.experts.gated_add import gated_add_reference
 from minllm.kernels.experts.gather_gemv import FEATURES, down_gemv, gate_up_gemv
 from minllm.kernels.experts.gather_rows import gather_rows as launch_gather_rows
-from minllm.kernels.experts.gather_rows import gather_rows_reference
 from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
 from minllm.kernels.experts.grouped_wgmma import TOKENS, wgmma_down, wgmma_gate_up
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
@@ -110,8 +108,7 @@ def sort_by_expert(tokens, experts, chosen):
 
     return Launch(
         arrays,
-        call=calls(launch_sort),
-        reference=returns(("pairs", "offsets"), sort_by_expert_reference, experts=experts),
+        **beside(launch_sort, "pairs", "offsets", experts=experts),
         moved=Moved(dict(expert_ids=8 * experts * pairs, pairs=4 * pairs, offsets=4 * (experts + 1)), dict(expert_ids=4 * pairs)),
         exact=True,
     )
@@ -187,8 +184,7 @@ def gather_rows(tokens, experts, chosen, hidden, dtype=BFLOAT16):
 
     return Launch(
         arrays,
-        call=calls(launch_gather_rows),
-        reference=returns(("out",), gather_rows_reference),
+        **beside(launch_gather_rows, "out"),
         moved=Moved(dict(x=size, out=size), dict(x=size // chosen)),
         indices=("pairs",),
         exact=True,
@@ -340,8 +336,7 @@ def gated_add(tokens, hidden, dtype=BFLOAT16):
             x=noise.array((tokens, hidden), dtype), y=noise.array((tokens, hidden), dtype), gate=noise.array((tokens, 1), dtype, 20),
             out=noise.unwritten((tokens, hidden), dtype),
         ),
-        call=calls(launch_gated_add),
-        reference=returns(("out",), gated_add_reference),
+        **beside(launch_gated_add, "out"),
         moved=Moved(dict(x=size, y=size, out=size)),
         indices=("gate",),
         rows=("x", "y", "gate", "out"),

@@ -6,8 +6,7 @@
         return Launch(
             arrays=lambda noise: dict(                              # on the host, by name
                 gate_up=noise.array((tokens, 2 * intermediate), dtype), out=noise.unwritten((tokens, intermediate), dtype)),
-            call=calls(silu_and_multiply),                          # the launcher, on the device
-            reference=returns(("out",), silu_and_multiply_reference),  # what it leaves in the array `out`
+            **beside(silu_and_multiply, "out"),                     # call and reference: the launcher, and the equation of `out`
             moved=Moved(dict(gate_up=2 * n * dtype.itemsize, out=n * dtype.itemsize), operations=6 * n),
             rows=("gate_up", "out"),
         )
@@ -27,6 +26,7 @@ arrays of the same shapes without memory. So a launcher chooses here as it does 
 import functools
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -192,15 +192,33 @@ def in_place(reference: Callable[..., Mapping[str, np.ndarray] | None], *names: 
     return on_copies
 
 
-def both_in_place(run: Callable[..., Any], launcher: Any, reference: Any, *names: str) -> dict[str, Callable[..., Any]]:
-    """`call` and `reference` of a Launch whose launcher and reference both change the arrays of these names in place.
+def beside(launcher: Callable[..., Any], *results: str, **constants: Any) -> dict[str, Callable[..., Any]]:
+    """`call` and `reference` of a Launch: a launcher, and the equation beside it in its module, which returns the results of these names.
 
-    run(function, arrays, **stream) calls either of them; arrays: a namespace; stream: only the launcher's.
+    The equation of `rope` is called rope_reference. constants: for both, or for the equation if the launcher has no such parameter.
     """
+    reference = getattr(sys.modules[launcher.__module__], f"{launcher.__name__}_reference")
     return dict(
-        call=lambda ops, **arrays: run(launcher, SimpleNamespace(**arrays), stream=ops.stream),
-        reference=in_place(lambda **arrays: run(reference, SimpleNamespace(**arrays)), *names),
+        call=calls(launcher, **taken(launcher, constants)),
+        reference=returns(results, reference, **taken(reference, constants)),
     )
+
+
+def both(run: Callable[..., Any], launcher: Any, reference: Any, *changed: str, out: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:
+    """`call` and `reference` of a Launch by one function that calls either of them.
+
+    run(function, arrays, *out, **stream); arrays: a namespace; changed: those that both change in place; out: those that the launcher is
+    given, and the reference returns; stream: only the launcher's.
+    """
+
+    def on_host(**arrays: Any) -> dict[str, np.ndarray]:
+        found = run(reference, SimpleNamespace(**arrays))
+        return dict(zip(out, found if isinstance(found, tuple) else (found,)))
+
+    def call(ops: Any, **arrays: Any) -> None:
+        run(launcher, SimpleNamespace(**arrays), *(arrays[name] for name in out), stream=ops.stream)
+
+    return dict(call=call, reference=in_place(on_host, *changed))
 
 
 def taken(function: Callable[..., Any], arrays: Mapping[str, Any]) -> dict[str, Any]:

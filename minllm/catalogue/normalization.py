@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, beside, calls, describes, each
 from minllm.catalogue.rows import BFLOAT16, CODES, DTYPES, UNIT, before_quantization, is_whole, longest_rows, quantized
 from minllm.kernels.normalization.layer_norm import layer_norm as launch_layer_norm
-from minllm.kernels.normalization.layer_norm import layer_norm_reference
 from minllm.kernels.normalization.rms_norm import rms_norm as launch_rms_norm
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized as launch_rms_norm_quantized
@@ -46,8 +45,7 @@ def rms_norm(tokens, hidden, dtype, residual=True, magnitude=1.0, offset=0.0, ep
 
     return Launch(
         arrays=lambda noise: dict(inputs(noise, *shape, dtype, residual, magnitude, offset), out=noise.unwritten(shape, dtype)),
-        call=calls(launch_rms_norm, epsilon=epsilon),
-        reference=returns(("out", "residual") if residual else ("out",), rms_norm_reference, epsilon=epsilon),
+        **beside(launch_rms_norm, *(("out", "residual") if residual else ("out",)), epsilon=epsilon),
         moved=dict(
             rms_norm_vector_kernel=Moved(asked, dict(weight=row)),  # different: (4 T H + H) b
             rms_norm_kernel=Moved(asked | dict(residual=4 * size), dict(residual=2 * size, weight=row)),
@@ -69,9 +67,7 @@ def rms_norm_quantized(tokens, hidden, dtype, code, residual=True):
     asked = dict(x=size, **(dict(residual=2 * size) if residual else {}), weight=size, codes=count, scales=4 * tokens)
     return Launch(
         arrays=lambda noise: inputs(noise, *shape, dtype, residual, 1.0, 0.0),
-        call=lambda ops, x, residual, weight: launch_rms_norm_quantized(
-            x, weight, ops.empty, EPSILON, residual, ops.stream, code
-        )._asdict(),
+        call=calls(launch_rms_norm_quantized, epsilon=EPSILON, code=code),
         reference=reference,
         moved=dict(rms_norm_quantized_kernel=Moved(asked, dict(weight=hidden * dtype.itemsize))),  # and scales: (3 b + 1) T H + b H
         slack=UNIT[dtype] if not is_whole(dtype, hidden) else 1e-6,
@@ -89,8 +85,7 @@ def layer_norm(tokens, hidden, dtype, residual=True, bias=True, magnitude=1.0, o
             bias=noise.array((hidden,), dtype) if bias else None,
             out=noise.unwritten(shape, dtype),
         ),  # fmt: skip
-        call=calls(launch_layer_norm, epsilon=epsilon),
-        reference=returns(("out", "residual") if residual else ("out",), layer_norm_reference, epsilon=epsilon),
+        **beside(launch_layer_norm, *(("out", "residual") if residual else ("out",)), epsilon=epsilon),
         moved=dict(
             layer_norm_vector_kernel=Moved(asked, dict(weight=row, bias=row)),  # different: (4 T H + 2 H) b
             layer_norm_kernel=Moved(asked | dict(residual=5 * size), dict(residual=2 * size, weight=row, bias=row)),

@@ -4,13 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from minllm.catalogue.launch import MICROSECONDS, WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
+from minllm.catalogue.launch import MICROSECONDS, WIDE, Launch, MachineCode, Measured, Moved, beside, describes, each
 from minllm.kernels.sampling import SamplingTensors, build_sampling_tensors, sample_reference
 from minllm.kernels.sampling.argmax import parts_of
 from minllm.kernels.sampling.log_probabilities import THREADS, LogProbabilities, LogProbabilitiesScratch, log_probabilities_reference
 from minllm.kernels.sampling.log_probabilities import log_probabilities as launch_log_probabilities
 from minllm.kernels.sampling.mask import mask_logits as launch_mask_logits
-from minllm.kernels.sampling.mask import mask_logits_reference
 from minllm.kernels.sampling.parameters import kind_of
 from minllm.kernels.sampling.sample import SampleScratch
 from minllm.kernels.sampling.sample import sample as launch_sample
@@ -87,8 +86,7 @@ def mask_logits(rows, vocabulary, masked=1):
     read = 4 * rows * vocabulary
     return Launch(
         arrays,
-        calls(launch_mask_logits),
-        returns(("out",), mask_logits_reference),
+        **beside(launch_mask_logits, "out"),
         moved=Moved(dict(logits=read, masks=4 * masked * vocabulary, out=read), dict(masks=4 * masked * words)),
         indices=("indices",),
         rows=("logits", "indices", "out"),

@@ -9,19 +9,18 @@ from minllm.catalogue.launch import (
     MachineCode,
     Measured,
     Moved,
-    both_in_place,
+    beside,
+    both,
     calls,
     describes,
     each,
     in_place,
-    returns,
 )
 from minllm.kernels.slots.advance import advance as launch_advance
 from minllm.kernels.slots.advance import advance_reference
 from minllm.kernels.slots.load_rows import load_rows as launch_load_rows
 from minllm.kernels.slots.load_rows import load_rows_reference
 from minllm.kernels.slots.local_blocks import local_blocks as launch_local_blocks
-from minllm.kernels.slots.local_blocks import local_blocks_reference
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots as launch_write_slots
 from minllm.kernels.slots.write_slots import write_slots_reference
@@ -98,7 +97,7 @@ def load_rows(rows, num_slots=80, width=9, block_size=16, columns=None):
 
     return Launch(
         arrays,
-        **both_in_place(load, launch_load_rows, load_rows_reference, *BATCH),
+        **both(load, launch_load_rows, load_rows_reference, *BATCH),
         moved=moved,
         indices=("slots", "lengths", "tables_of_slots"),  # read by every thread, or twice
         exact=True,
@@ -127,7 +126,7 @@ def advance(rows, num_slots=140, vocabulary=50, penalties=True):
 
     return Launch(
         arrays,
-        **both_in_place(run, launch_advance, advance_reference, *(("words", "counts") if penalties else ("words",))),
+        **both(run, launch_advance, advance_reference, *(("words", "counts") if penalties else ("words",))),
         moved=moved,
         exact=True,
     )
@@ -155,8 +154,7 @@ def local_blocks(tokens, sequences, columns, block_size=16):
 
     return Launch(
         arrays,
-        call=calls(launch_local_blocks, block_size=block_size),
-        reference=returns(("slots", "tables"), local_blocks_reference, block_size=block_size),
+        **beside(launch_local_blocks, "slots", "tables", block_size=block_size),
         moved=moved,
         indices=("local_of", "context_lens"),
         exact=True,

@@ -2,19 +2,13 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import Launch, MachineCode, Moved, calls, describes, each, returns
+from minllm.catalogue.launch import Launch, MachineCode, Moved, beside, describes, each
 from minllm.catalogue.rows import DTYPES
 from minllm.kernels.sampling.argmax import parts_of
-from minllm.kernels.split_vocabulary.argmax import (
-    argmax_of_own,
-    argmax_of_own_reference,
-    argmax_of_ranks_reference,
-)
+from minllm.kernels.split_vocabulary.argmax import argmax_of_own
 from minllm.kernels.split_vocabulary.argmax import argmax_of_ranks as launch_argmax_of_ranks
 from minllm.kernels.split_vocabulary.join import join_parts as launch_join_parts
-from minllm.kernels.split_vocabulary.join import join_parts_reference
 from minllm.kernels.split_vocabulary.lookup import split_embedding as launch_split_embedding
-from minllm.kernels.split_vocabulary.lookup import split_embedding_reference
 
 
 @describes
@@ -37,8 +31,7 @@ def split_embedding(tokens, size, hidden, dtype, learned_positions=False):
 
     return Launch(
         arrays,
-        call=calls(launch_split_embedding, first=size),
-        reference=returns(("out",), split_embedding_reference, first=size),
+        **beside(launch_split_embedding, "out", first=size),
         moved=moved,
         indices=("token_ids", "positions"),
         exact=True,
@@ -54,8 +47,7 @@ def argmax_of_rank(rows, size, columns):
             logits=noise.array((rows, size), np.float32),
             values=noise.unwritten((rows, parts_of(size)), np.float32), tokens=noise.unwritten((rows, parts_of(size)), np.int32),
         ),
-        call=calls(argmax_of_own, columns=columns),
-        reference=returns(("values", "tokens"), argmax_of_own_reference, columns=columns),
+        **beside(argmax_of_own, "values", "tokens", columns=columns),
         moved=Moved(dict(logits=4 * rows * columns, part_values=parts, part_tokens=parts)),
         exact=True,
     )  # fmt: skip
@@ -74,8 +66,7 @@ def argmax_of_ranks(ranks, rows, parts, size):
 
     return Launch(
         arrays,
-        call=calls(launch_argmax_of_ranks, size=size),
-        reference=returns(("out",), argmax_of_ranks_reference, size=size),
+        **beside(launch_argmax_of_ranks, "out", size=size),
         moved=Moved(dict(values=best, tokens=best, out=4 * rows)),
         indices=("slots",),
         exact=True,
@@ -88,8 +79,7 @@ def join_parts(ranks, rows, size, vocabulary):
     whole = 4 * rows * vocabulary
     return Launch(
         arrays=lambda noise: dict(parts=noise.array((ranks, rows, size), np.float32), out=noise.unwritten((rows, vocabulary), np.float32)),
-        call=calls(launch_join_parts),
-        reference=returns(("out",), join_parts_reference, vocab=vocabulary),
+        **beside(launch_join_parts, "out", vocab=vocabulary),
         moved=Moved(dict(parts=whole, out=whole)),
         exact=True,
     )

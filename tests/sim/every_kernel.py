@@ -7,20 +7,18 @@ docstrings leave out, are listed by name, so that no array goes uncounted.
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
-
 import minllm.kernels
 from minllm.catalogue import one_per_kernel
+from minllm.catalogue.kv.plain import qkv_rope_append
 from minllm.catalogue.launch import Launch, Moved
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.kernels.kv import qkv_rope_append_vector
-from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from tests.kernels.guarded import BFLOAT16, FLOAT32
+from tests.kernels.guarded import BFLOAT16
 from tests.kernels.launches import HostOps
 
 
@@ -76,41 +74,22 @@ COARSE_ROUNDING = {
 }  # fmt: skip
 
 
-def row(make):
-    """Put what a function returns, (launch, {kernel: Moved}, names of index arrays), into the table under the function's name."""
-    run, kernels, *indices = make()
-    ROWS[make.__name__] = Row(make.__name__, run, kernels, *indices)
-    return make
+def row_of_many_tokens():
+    """The row of the fused step whose threads have two heads each, and load the angles once for both."""
+    tokens, kv_heads, head_dim, heads, heads_per_warp = 3, 3, 64, 29, 8
+    launch = qkv_rope_append(tokens, kv_heads, head_dim, BFLOAT16, heads, rotary_dim=head_dim, norm=True)
+    side_by_side = -(-(heads + 2 * kv_heads) // (2 * heads_per_warp)) * heads_per_warp  # whole warps
+    asked = dict(launch.moved.asked, cos_sin=tokens * side_by_side * head_dim * 4)
+    given = row_of(launch, ())
+
+    def run():
+        with patch.object(qkv_rope_append_vector, "MANY_TOKENS", 1):
+            given.run()
+
+    return replace(given, name="of many tokens", run=run, kernels={"qkv_rope_append_vector_kernel": replace(launch.moved, asked=asked)})
 
 
-def numbers(*shape, dtype=BFLOAT16):
-    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
-
-
-def integers(*values):
-    return np.array(values, np.int32)
-
-
-def as_of_many_tokens(*arguments):
-    """`qkv_rope_append` with the kernel in which a thread has two heads."""
-    with patch.object(qkv_rope_append_vector, "MANY_TOKENS", 1):
-        qkv_rope_append(*arguments)
-
-
-@row
-def qkv_rope_and_append_of_many_tokens():
-    T, heads, kv_heads, D, b = 2, 29, 3, 64, 2
-    N, heads_per_warp = heads + 2 * kv_heads, 8
-    side_by_side = -(-N // (2 * heads_per_warp)) * heads_per_warp  # whole warps; the angles are loaded once for the two heads of a thread
-    caches = [numbers(2, 4, kv_heads, D) for _ in range(2)]
-    tables = numbers(8, D, dtype=FLOAT32), False, numbers(D), numbers(D)
-    run = partial(as_of_many_tokens, numbers(T, N * D), integers(0, 3), integers(5, 0), *caches, numbers(T, heads, D), *tables)
-    moved = dict(qkv=T * N * D * b, query=T * heads * D * b, key_cache=T * kv_heads * D * b, value_cache=T * kv_heads * D * b)
-    repeated = dict(cos_sin=T * side_by_side * D * 4, q_norm=T * heads * D * b, k_norm=T * kv_heads * D * b)
-    different = dict(cos_sin=T * D * 4, q_norm=D * b, k_norm=D * b)
-    return run, {"qkv_rope_append_vector_kernel": Moved(moved | repeated, different)}, ("positions", "slot_mapping")
-
-
+ROWS["qkv_rope_and_append_of_many_tokens"] = row_of_many_tokens()
 
 
 def kernels_of_the_package():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import Launch, Moved, both_in_place, calls, describes, in_place, returns
+from minllm.catalogue.launch import Launch, Moved, both, calls, describes, in_place, returns
 from minllm.catalogue.rope import table
 from minllm.kernels.kv.append import append as launch_append
 from minllm.kernels.kv.append import append_reference
@@ -54,7 +54,7 @@ def append(tokens, kv_heads, head_dim, dtype, block_size=16, skip=True, layers=0
 
     return Launch(
         arrays,
-        **both_in_place(run, launch_append, append_reference, "value_cache", "key_cache"),
+        **both(run, launch_append, append_reference, "value_cache", "key_cache"),
         moved=Moved(dict.fromkeys(("key", "value", "key_cache", "value_cache"), used)),
         indices=("slot_mapping",),
         rows=("key", "value", "slot_mapping"),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.catalogue.kv.plain import EPSILON, POSITIONS, plain_caches, slots_of
-from minllm.catalogue.launch import Launch, Moved, both_in_place, describes, in_place
+from minllm.catalogue.launch import Launch, Moved, both, describes, in_place
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16
 from minllm.kernels.attention.residual_window.reference import window_start
@@ -63,7 +63,7 @@ def append_quantized(tokens, kv_heads, head_dim, name, dtype=BFLOAT16, block_siz
     asked |= dict(smoothing=used * 2 * head_dim * 4) if smooth else {}
     return Launch(
         arrays,
-        **both_in_place(run, launch_append, append_reference, *written),
+        **both(run, launch_append, append_reference, *written),
         moved=Moved(asked, dict(smoothing=kv_heads * 2 * head_dim * 4) if smooth else {}),
         indices=("slot_mapping",),
         rows=("key", "value", "slot_mapping"),
@@ -179,7 +179,7 @@ def quantize_groups(query_lens, context_lens, head_dim, kv_heads, block_size, dt
     moved |= dict(key_scales=groups * kv_heads * head_dim * 4, value_scales=rows * form.groups * 4)
     return Launch(
         arrays,
-        **both_in_place(run, launch_quantize_groups, quantize_groups_reference, "key_codes", "value_codes", *SCALES),
+        **both(run, launch_quantize_groups, quantize_groups_reference, "key_codes", "value_codes", *SCALES),
         moved=Moved(moved),
         indices=("query_start", "context_lens", "block_tables", "recent_lens", "recent_tables"),
         exact=True,

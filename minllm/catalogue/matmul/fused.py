@@ -2,14 +2,7 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import (
-    Launch,
-    Moved,
-    calls,
-    describes,
-    in_place,
-    returns,
-)
+from minllm.catalogue.launch import Launch, Moved, calls, describes, in_place, returns
 from minllm.catalogue.matmul.products import EPSILON, lost, matmul_flops, normed
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, FLOAT32
@@ -20,6 +13,17 @@ from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append as launch_gemv_qkv
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.rope.rotate import rope_reference
+
+
+def in_their_places(qkv, positions, slot_mapping, cos_sin, key_cache, value_cache):
+    """The queries of rows of outputs, turned, by name; keys, turned too, and values enter the caches where a token has a slot."""
+    kv_heads, head_dim = key_cache.shape[2:]
+    qkv, kept, dtype = qkv.reshape(len(qkv), -1, head_dim), slot_mapping >= 0, key_cache.dtype
+    heads = qkv.shape[1] - 2 * kv_heads
+    turned = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin)
+    by_slot(key_cache)[slot_mapping[kept]] = turned[kept, heads:].astype(dtype)
+    by_slot(value_cache)[slot_mapping[kept]] = qkv[kept, heads + kv_heads :].astype(dtype)
+    return dict(query=turned[:, :heads].astype(dtype))
 
 
 @describes
@@ -36,12 +40,8 @@ def gemv_qkv_rope_append(m, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=F
         given = dict(x=x, norm=norm, weight=weight, bias=noise.array((width,), dtype) if bias else None)
         return given | places | dict(query=noise.unwritten((m, heads, head_dim), dtype)) | caches
 
-    def reference(x, norm, weight, bias, positions, slot_mapping, cos_sin, key_cache, value_cache):
-        qkv = matmul_reference(normed(x, norm), weight, bias, np.float32).reshape(m, -1, head_dim)
-        turned, kept = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin), slot_mapping >= 0
-        by_slot(key_cache)[slot_mapping[kept]] = turned[kept, heads:].astype(dtype)
-        by_slot(value_cache)[slot_mapping[kept]] = qkv[kept, heads + kv_heads :].astype(dtype)
-        return dict(query=turned[:, :heads].astype(dtype))
+    def reference(x, norm, weight, bias, query, **places):
+        return in_their_places(matmul_reference(normed(x, norm), weight, bias, np.float32), **places)
 
     return Launch(
         arrays,
@@ -153,13 +153,8 @@ def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT1
         places = positions, slot_mapping, cos_sin, query, key_cache, value_cache
         fused.qkv_rope_append(deferred(**x), weight, bias, *places, stream=ops.stream, tiling=tiling)
 
-    def reference(scaled, weight, bias, positions, slot_mapping, cos_sin, key_cache, value_cache, squares=None):
-        qkv = matmul_reference(finished(scaled, squares), weight, bias, np.float32).reshape(m, -1, head_dim)
-        turned = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin)
-        kept = slot_mapping >= 0
-        by_slot(key_cache)[slot_mapping[kept]] = turned[kept, heads:].astype(dtype)
-        by_slot(value_cache)[slot_mapping[kept]] = qkv[kept, heads + kv_heads :].astype(dtype)
-        return dict(query=turned[:, :heads].astype(dtype))
+    def reference(scaled, weight, bias, query, squares=None, **places):
+        return in_their_places(matmul_reference(finished(scaled, squares), weight, bias, np.float32), **places)
 
     moved = {} if tiling is None or skip else flat_qkv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling)
     return Launch(arrays, call, in_place(reference, "key_cache", "value_cache"), moved, lost=lost(k))

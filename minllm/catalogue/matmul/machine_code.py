@@ -1,10 +1,6 @@
 """The GEMMs of plain weights as they are compiled."""
 
-from minllm.catalogue.launch import (
-    HOPPER,
-    TARGETS,
-    MachineCode,
-)
+from minllm.catalogue.launch import HOPPER, TARGETS, MachineCode
 from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gated_of_deferred_norm, gemv_qkv_rope_append, linear_add
 from minllm.catalogue.matmul.products import gated_product, product
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32

@@ -2,13 +2,7 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import (
-    Launch,
-    Moved,
-    calls,
-    describes,
-    returns,
-)
+from minllm.catalogue.launch import Launch, Moved, calls, describes, returns
 from minllm.catalogue.rows import BFLOAT16
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.matmul.flat.flat import gated_flat

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from minllm.catalogue.launch import FP8_TARGETS, TARGETS, Launch, calls, describes, each, in_place, returns
+from minllm.catalogue.matmul.fused import in_their_places
 from minllm.catalogue.matmul.quantized_moved import product_moved, qkv_moved, rows_moved, widened_moved
 from minllm.catalogue.noise import WithoutContents
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
-from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int8, int8_groups, nf4
 from minllm.kernels.matmul.quantized import row_groups as row_groups_of_x
@@ -26,7 +26,6 @@ from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
-from minllm.kernels.rope.rotate import rope_reference
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.fp8 import E4M3, quantize_fp8
 from minllm.weights.fp8_block import BLOCK, quantize_row_groups
@@ -313,14 +312,9 @@ def quantized_qkv(form, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False
     def call(ops, small=None, **arrays):
         launch(**arrays, epsilon=EPSILON, stream=ops.stream, tiling=tiling)
 
-    def reference(x, norm, weight, bias, positions, slot_mapping, cos_sin, key_cache, value_cache, small=None):
+    def reference(x, norm, weight, bias, query, small=None, **places):
         sums = sums_of(x, weight, norm, form, "tensor_core_gemv", dtype, small) + (0 if bias is None else bias.astype(np.float64))
-        qkv = sums.astype(FLOAT32).reshape(1, -1, head_dim)
-        turned = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin)
-        kept = slot_mapping >= 0
-        by_slot(key_cache)[slot_mapping[kept]] = turned[kept, heads:].astype(dtype)
-        by_slot(value_cache)[slot_mapping[kept]] = qkv[kept, heads + kv_heads :].astype(dtype)
-        return dict(query=turned[:, :heads].astype(dtype))
+        return in_their_places(sums.astype(FLOAT32), **places)
 
     return Launch(
         arrays,

@@ -1,37 +1,20 @@
 """The launches of speculation: R rows in runs, (slot, rows). The first row of a run holds the newest token, the others its drafts."""
 
 from minllm.catalogue.launch import MachineCode, each
-from minllm.catalogue.speculation.acceptance import (
-    accept,
-    accept_synthetic,
-    accept_tree,
-    advance_spans,
-    distribution,
-    perturb,
-    reject,
-    reject_tree,
-)
-from minllm.catalogue.speculation.drafts import (
-    load_spans,
-    lookahead,
-    prompt_lookup,
-    room_for_drafts,
-    row_sampling,
-    run_slots,
-    store_children,
-    store_drafts,
-)
+from minllm.catalogue.speculation import acceptance, drafts
 from minllm.catalogue.speculation.states import RUNS
 
 
 def compiled():
     """Each moves a few bytes per row, except prompt lookup in a long context and rows of requests with penalties."""
     launches = {
-        "load_spans": load_spans(), "row_words": row_sampling(), "row_vocabulary": row_sampling(), "run_slots": run_slots(),
-        "room_for_drafts": room_for_drafts(), "store_drafts": store_drafts(), "store_children": store_children(),
-        "store_log_q": store_drafts(), "accept": accept(), "accept_tree": accept_tree(), "accept_synthetic": accept_synthetic(0.5),
-        "advance_spans": advance_spans(), "distribution": distribution(67, 20), "reject": reject(67), "lookahead": lookahead(),
-        "reject_tree": reject_tree(67), "perturb": perturb(67), "prompt_lookup": prompt_lookup(),
+        "load_spans": drafts.load_spans(), "row_words": drafts.row_sampling(), "row_vocabulary": drafts.row_sampling(),
+        "run_slots": drafts.run_slots(), "room_for_drafts": drafts.room_for_drafts(), "store_drafts": drafts.store_drafts(),
+        "store_children": drafts.store_children(), "store_log_q": drafts.store_drafts(), "accept": acceptance.accept(),
+        "accept_tree": acceptance.accept_tree(), "accept_synthetic": acceptance.accept_synthetic(0.5),
+        "advance_spans": acceptance.advance_spans(), "distribution": acceptance.distribution(67, 20), "reject": acceptance.reject(67),
+        "lookahead": drafts.lookahead(), "reject_tree": acceptance.reject_tree(67), "perturb": acceptance.perturb(67),
+        "prompt_lookup": drafts.prompt_lookup(),
     }  # fmt: skip
     blocks = dict(row_vocabulary=6, distribution=1, reject=4, reject_tree=4, prompt_lookup=6)  # reject: one block per run
     for name, launch in launches.items():
@@ -40,19 +23,19 @@ def compiled():
 
 def small():
     """Runs of any lengths, padding, trees; tests/kernels/speculation has distributions, paths and what a mistake looks like."""
-    yield from each(load_spans, [(((2, 3), (0, 1)),), (), dict(limited=False)])
-    yield from each(row_sampling, [(((2, 3), (1, 1)), 67), dict(runs=((2, 2), (0, 1), (5, 3)), ahead=2, salt=2**31 + 5)])
-    yield from each(run_slots, [(((2, 3), (-1, 2), (0, 1)),), (), dict(each_run=3)])
-    yield from each(room_for_drafts, [(((2, 3), (-1, 1), (0, 1)),), ()])
-    yield from each(store_drafts, [()])
-    yield from each(store_children, [()])
-    yield from each(lookahead, [(), dict(added=30), dict(added=1100, runs=((2, 6), (0, 14), (5, 1), (3, 5)))])
-    yield from each(prompt_lookup, [dict(period=2), dict(runs=RUNS, width=80), dict(runs=RUNS, width=80, longest=5, shortest=5)])
-    yield from each(accept, [(((2, 4), (-1, 1), (0, 2)),), ()])
-    yield from each(accept_tree, [(), (tuple(range(-1, 9)), ((2, 3), (0, 10), (-1, 2)), False)])
-    yield from each(accept_synthetic, [(1.0, ((1, 4), (-1, 1), (0, 2))), (0.0,), (0.5,)])
-    yield from each(distribution, [(67, 20), (4100, 4100)])
-    yield from each(reject, [(67,), (1003,)])
-    yield from each(reject_tree, [(67,)])
-    yield from each(perturb, [(67,), (1003,)])
-    yield from each(advance_spans, [(((1, 3), (-1, 1), (2, 2)),), ()])
+    yield from each(drafts.load_spans, [(((2, 3), (0, 1)),), (), dict(limited=False)])
+    yield from each(drafts.row_sampling, [(((2, 3), (1, 1)), 67), dict(runs=((2, 2), (0, 1), (5, 3)), ahead=2, salt=2**31 + 5)])
+    yield from each(drafts.run_slots, [(((2, 3), (-1, 2), (0, 1)),), (), dict(each_run=3)])
+    yield from each(drafts.room_for_drafts, [(((2, 3), (-1, 1), (0, 1)),), ()])
+    yield from each(drafts.store_drafts, [()])
+    yield from each(drafts.store_children, [()])
+    yield from each(drafts.lookahead, [(), dict(added=30), dict(added=1100, runs=((2, 6), (0, 14), (5, 1), (3, 5)))])
+    yield from each(drafts.prompt_lookup, [dict(period=2), dict(runs=RUNS, width=80), dict(runs=RUNS, width=80, longest=5, shortest=5)])
+    yield from each(acceptance.accept, [(((2, 4), (-1, 1), (0, 2)),), ()])
+    yield from each(acceptance.accept_tree, [(), (tuple(range(-1, 9)), ((2, 3), (0, 10), (-1, 2)), False)])
+    yield from each(acceptance.accept_synthetic, [(1.0, ((1, 4), (-1, 1), (0, 2))), (0.0,), (0.5,)])
+    yield from each(acceptance.distribution, [(67, 20), (4100, 4100)])
+    yield from each(acceptance.reject, [(67,), (1003,)])
+    yield from each(acceptance.reject_tree, [(67,)])
+    yield from each(acceptance.perturb, [(67,), (1003,)])
+    yield from each(acceptance.advance_spans, [(((1, 3), (-1, 1), (2, 2)),), ()])

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from minllm.catalogue.launch import Launch, Moved, both_in_place, calls, describes, returns
+from minllm.catalogue.launch import Launch, Moved, beside, both, describes, returns
 from minllm.catalogue.speculation.states import LONGEST, RUNS, SLOTS, make_states, of_state, random_tokens, slots_of
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.kernels.speculation import accept as of_chains
@@ -36,8 +36,7 @@ def accept(runs=RUNS):
 
     return Launch(
         arrays,
-        call=calls(of_chains.accept),
-        reference=returns(("counts",), of_chains.accept_reference),
+        **beside(of_chains.accept, "counts"),
         moved=moved,
         indices=("slots",),
         exact=True,
@@ -57,9 +56,6 @@ def accept_tree(parents=(-1, 0, 0, 1, 2), runs=((2, 5), (-1, 1)), by_hand=True):
             name: noise.unwritten((rows,), np.int32) for name in ("tokens", "path", "counts")
         }
 
-    def reference(chosen, computed, slots, **_):
-        return dict(zip(("tokens", "path", "counts"), of_trees.accept_tree_reference(chosen, computed, slots, np.array(parents))))
-
     n, accepted, compared = len(parents), 2, 3  # nodes with a right parent: 1, 2 and 4
     asked = dict(chosen=4 * (compared + n + accepted + 1), computed=4 * compared, tokens=4 * (n + accepted + 1), counts=4 * (rows + 1))
     asked["path"] = 4 * (2 * (n - 1) + 1 + n + accepted + 1)  # right or wrong, read once and written once; then the rows, then the path
@@ -69,7 +65,7 @@ def accept_tree(parents=(-1, 0, 0, 1, 2), runs=((2, 5), (-1, 1)), by_hand=True):
         call=lambda ops, chosen, computed, slots, tokens, path, counts: of_trees.accept_tree(
             chosen, computed, slots, tree.on(ops, LONGEST), tokens, path, counts, ops.stream
         ),
-        reference=reference,
+        reference=returns(("tokens", "path", "counts"), of_trees.accept_tree_reference, parents=np.array(parents)),
         moved=Moved(asked, different) if by_hand else {},
         indices=("slots", "parents", "depths"),
         exact=True,
@@ -93,14 +89,12 @@ def accept_synthetic(rate, runs=RUNS):
         given = random_numbers(noise)
         return dict(slots=slots_of(runs), step=given["step"], seed=given["seed"], counts=noise.unwritten((rows,), np.int32))
 
+    def run(function, a, *out, **stream):
+        return function(a.slots, a, rate, *out, **stream)
+
     return Launch(
         arrays,
-        call=lambda ops, slots, step, seed, counts: synthetic.accept_synthetic(
-            slots, SimpleNamespace(step=step, seed=seed), rate, counts, ops.stream
-        ),
-        reference=lambda slots, step, seed, counts: dict(
-            counts=synthetic.accept_synthetic_reference(slots, SimpleNamespace(step=step, seed=seed), rate)
-        ),
+        **both(run, synthetic.accept_synthetic, synthetic.accept_synthetic_reference, out=("counts",)),
         moved=Moved(dict(counts=4 * rows)),
         indices=("slots", "step", "seed"),
         exact=True,
@@ -120,15 +114,13 @@ def distribution(vocabulary, kept, slots=(0, 1, -1)):
         )
         return given | dict(out=noise.unwritten(logits.shape, np.float32))
 
+    def run(function, a, *out, **stream):
+        return function(a.logits, a.thresholds, a, a.slots, *out, **stream)
+
     read = rows * vocabulary + drawn * 2 * (vocabulary + kept)  # for the largest logit; for the sum and the result, once more if kept
     return Launch(
         arrays,
-        call=lambda ops, logits, thresholds, slots, temperature, out: distributions.distribution(
-            logits, thresholds, SimpleNamespace(temperature=temperature), slots, out, ops.stream
-        ),
-        reference=lambda logits, thresholds, slots, temperature, out: dict(
-            out=distributions.distribution_reference(logits, thresholds, SimpleNamespace(temperature=temperature), slots)
-        ),
+        **both(run, distributions.distribution, distributions.distribution_reference, out=("out",)),
         moved=Moved(dict(logits=4 * read, out=4 * rows * vocabulary), dict(logits=4 * rows * vocabulary)),
         indices=("thresholds", "slots", "temperature"),
         elementwise=True,
@@ -152,9 +144,8 @@ def reject(vocabulary, runs=((1, 4), (-1, 1), (0, 2))):
             seed=given["seed"], tokens=noise.unwritten((rows,), np.int32), counts=noise.unwritten((rows,), np.int32),
         )  # fmt: skip
 
-    def reference(p, q, chosen, computed, slots, step, seed, tokens, counts):
-        found = rejecting.reject_reference(p, q, chosen, computed, slots, SimpleNamespace(step=step, seed=seed))
-        return dict(zip(("tokens", "counts"), found))
+    def run(function, a, *out, **stream):
+        return function(a.p, a.q, a.chosen, a.computed, a.slots, a, *out, **stream)
 
     moved = 4 * (accepted + rejected * vocabulary)
     # chosen: copied; then asked whether it is a token, by one thread before a draft and by all after a rejected one
@@ -163,10 +154,7 @@ def reject(vocabulary, runs=((1, 4), (-1, 1), (0, 2))):
     asked = of_rows | dict(computed=4 * (accepted + rejected), p=moved + 4 * rejected, q=moved + 4 * rejected)
     return Launch(
         arrays,
-        call=lambda ops, p, q, chosen, computed, slots, step, seed, tokens, counts: rejecting.reject(
-            p, q, chosen, computed, slots, SimpleNamespace(step=step, seed=seed), tokens, counts, ops.stream
-        ),
-        reference=reference,
+        **both(run, rejecting.reject, rejecting.reject_reference, out=("tokens", "counts")),
         moved=Moved(asked, dict(p=moved, q=moved, chosen=4 * rows, tokens=4 * rows)),
         indices=("slots", "step", "seed"),
         exact=True,
@@ -218,17 +206,12 @@ def perturb(vocabulary, slots=(0, 1, -1)):
             scores=noise.unwritten((rows, vocabulary), np.float32)
         )
 
-    def run(function, log_q, logits, slots, *rest, temperature, step, seed, **stream):
-        return function(log_q, logits, SimpleNamespace(temperature=temperature, step=step, seed=seed), slots, *rest, **stream)
+    def run(function, a, *out, **stream):
+        return function(a.log_q, a.logits, a, a.slots, *out, **stream)
 
     return Launch(
         arrays,
-        call=lambda ops, log_q, logits, slots, scores, **sampling: run(
-            scoring.perturb, log_q, logits, slots, scores, **sampling, stream=ops.stream
-        ),
-        reference=lambda log_q, logits, slots, scores, **sampling: dict(
-            scores=run(scoring.perturb_reference, log_q, logits, slots, **sampling)
-        ),
+        **both(run, scoring.perturb, scoring.perturb_reference, out=("scores",)),
         moved=Moved(dict(log_q=4 * vocabulary, logits=4 * 2 * vocabulary, scores=4 * rows * vocabulary)),
         indices=("slots", "temperature", "step", "seed"),
         elementwise=True,
@@ -264,7 +247,7 @@ def advance_spans(runs=RUNS):
 
     return Launch(
         arrays,
-        **both_in_place(advance, advancing.advance_spans, advancing.advance_spans_reference, "words", "output_counts", "token_history"),
+        **both(advance, advancing.advance_spans, advancing.advance_spans_reference, "words", "output_counts", "token_history"),
         moved=moved,
         indices=("slots",),
         exact=True,

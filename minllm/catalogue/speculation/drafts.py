@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import Launch, Moved, both_in_place, calls, describes, in_place, returns
+from minllm.catalogue.launch import Launch, Moved, beside, both, describes, in_place
 from minllm.catalogue.speculation.states import (
     BLOCK_SIZE,
     DRAFTS,
@@ -58,7 +58,7 @@ def load_spans(runs=tuple(run for run in RUNS if run[0] >= 0), limited=True):
     written = ("token_ids", "positions", "slot_mapping", "context_lens", "block_tables")
     return Launch(
         arrays,
-        **both_in_place(load, loading.load_spans, loading.load_spans_reference, *written),
+        **both(load, loading.load_spans, loading.load_spans_reference, *written),
         moved=moved,
         indices=("slots", "query_start", "lengths", "room", "tables_of_slots"),  # read by every thread, or twice
         exact=True,
@@ -117,8 +117,7 @@ def run_slots(runs=RUNS, each_run=1):
     found = sum(count if slot < 0 else 1 for slot, count in runs) * each_run
     return Launch(
         arrays=lambda noise: dict(slots=slots_of(runs), out=noise.unwritten((found,), np.int32)),
-        call=calls(draft_rows.run_slots, each=each_run),
-        reference=returns(("out",), draft_rows.run_slots_reference, count=found // each_run, each=each_run),
+        **beside(draft_rows.run_slots, "out", count=found // each_run, each=each_run),
         moved=Moved(dict(out=4 * found)),
         indices=("slots",),
         exact=True,
@@ -137,8 +136,7 @@ def room_for_drafts(runs=RUNS):
     used = sum(slot >= 0 for slot, _ in runs)
     return Launch(
         arrays,
-        call=calls(draft_rows.room_for_drafts, num_drafts=DRAFTS),
-        reference=returns(("counts",), draft_rows.room_for_drafts_reference, num_drafts=DRAFTS),
+        **beside(draft_rows.room_for_drafts, "counts", num_drafts=DRAFTS),
         moved=Moved(dict(lengths=4 * used, room=4 * used, counts=4 * rows)),
         indices=("slots",),
         exact=True,
@@ -161,7 +159,7 @@ def store_drafts(slots=(2, -1, 0), vocabulary=67, index=1):
     wide = 4 * used * vocabulary
     return Launch(
         arrays,
-        **both_in_place(store, draft_rows.store_drafts, draft_rows.store_drafts_reference, "drafts", "log_q_of_slots"),
+        **both(store, draft_rows.store_drafts, draft_rows.store_drafts_reference, "drafts", "log_q_of_slots"),
         moved=dict(
             store_drafts_kernel=Moved(dict(tokens=4 * used, drafts=4 * used)),
             store_log_q_kernel=Moved(dict(log_q=wide, log_q_of_slots=wide)),
@@ -221,16 +219,13 @@ def lookahead(runs=((1, 1), (-1, 1)), window=3, ngram_size=3, guessed=4, added=8
             asked["drafts"] += 4 * found
         return Moved(dict(asked, counts=4 * rows))
 
-    def reference(slots, newest_tokens, drafts, computed, chosen, counts, pool, added):
-        found = guesses.lookahead_reference(slots, newest_tokens, DraftState(drafts, None), computed, chosen, pools(pool, added))
-        return dict(counts=found)
+    def run(function, a, *out, **stream):
+        state = pools(a.pool, a.added)
+        return function(a.slots, a.newest_tokens, DraftState(a.drafts, None), a.computed, a.chosen, state, *out, **stream)
 
     return Launch(
         arrays,
-        call=lambda ops, slots, newest_tokens, drafts, computed, chosen, counts, pool, added: guesses.lookahead(
-            slots, newest_tokens, DraftState(drafts, None), computed, chosen, pools(pool, added), counts, ops.stream
-        ),
-        reference=in_place(reference, "drafts", "pool", "added"),
+        **both(run, guesses.lookahead, guesses.lookahead_reference, "drafts", "pool", "added", out=("counts",)),
         moved=moved,
         indices=("slots", "newest_tokens", "added"),
         exact=True,
@@ -252,16 +247,12 @@ def prompt_lookup(runs=((1, 2), (-1, 1)), longest=3, shortest=2, width=WIDTH, pe
     compared = sum(1 if distance % period else min(longest, 7 - distance) for distance in range(1, 7)) if period else 0
     asked = dict(token_history=4 * (2 * compared + period), drafts=4 * (DRAFTS + DRAFTS - period), counts=4 * rows)
 
-    def reference(words, drafts, token_history, slots, counts):
-        found = lookup.prompt_lookup_reference(slots, of_state(words, width), DraftState(drafts, token_history), longest, shortest)
-        return dict(counts=found)
+    def run(function, a, *out, **stream):
+        return function(a.slots, of_state(a.words, width), DraftState(a.drafts, a.token_history), longest, shortest, *out, **stream)
 
     return Launch(
         arrays,
-        call=lambda ops, words, drafts, token_history, slots, counts: lookup.prompt_lookup(
-            slots, of_state(words, width), DraftState(drafts, token_history), longest, shortest, counts, ops.stream
-        ),
-        reference=in_place(reference, "drafts"),
+        **both(run, lookup.prompt_lookup, lookup.prompt_lookup_reference, "drafts", out=("counts",)),
         moved=Moved(asked, dict(token_history=4 * 7)) if period else {},
         indices=("slots", "lengths"),  # read by every thread
         exact=True,

@@ -11,11 +11,6 @@ from tests.sim.every_kernel import ROWS
 IN_THREADS = {"kv/qkv_rope_append_quantized": "a variable that is another array in other threads"}
 
 
-def stage_of(name):
-    """The folder of minllm/kernels that a row's launcher is in."""
-    return ROWS[name].stage or getattr(ROWS[name].run, "func", ROWS[name].run).__module__.split(".")[2]
-
-
 def arrays_in(arguments):
     """The NumPy arrays among arguments, in tuples too."""
     for one in arguments:
@@ -53,7 +48,7 @@ class Comparison:
 
 @pytest.mark.covering("stage", "detect")
 @pytest.mark.parametrize("detect", [True, False])
-@pytest.mark.parametrize("name, stage", [(name, stage_of(name)) for name in ROWS], ids=str)
+@pytest.mark.parametrize("name, stage", [(name, row.stage) for name, row in ROWS.items()], ids=str)
 def test_both_engines_leave_the_same_bits(name, stage, detect, monkeypatch):
     comparison = Comparison()
     monkeypatch.setattr(simulator, "run_in_lanes", comparison.lanes)
