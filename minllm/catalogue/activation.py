@@ -18,19 +18,22 @@ EXTREME = ((1, 20), (1, 40), (1, 21))
 LARGE = ((130, 8192), (1, 28672), (2049, 344), (7, 10007))
 
 
+def gate_and_up(noise, tokens, intermediate, dtype, extreme, magnitude=1.0):
+    """Gate and up side by side, and the output; extreme: factors are below 1, so that the largest float16 times one of them is finite."""
+    gate_up = noise.array((tokens, 2, intermediate), dtype, magnitude)
+    if extreme:
+        gate_up[:, 0] = np.resize(EXTREMES, (tokens, intermediate))
+        gate_up[:, 1] = np.clip(gate_up[:, 1].astype(np.float32), -0.9, 0.9)
+    return dict(gate_up=gate_up.reshape(tokens, -1), out=noise.unwritten((tokens, intermediate), dtype))
+
+
 @describes
 def silu(tokens, intermediate, dtype, extreme=False):
     """SiLU and multiply."""
-    shape, size = (tokens, intermediate), tokens * intermediate
-
-    def arrays(noise):
-        gate_up = noise.array((tokens, 2, intermediate), dtype)
-        if extreme:  # with factors below 1, so that the largest float16 times one of them stays finite
-            gate_up[:, 0], gate_up[:, 1] = np.resize(EXTREMES, shape), np.clip(gate_up[:, 1].astype(np.float32), -0.9, 0.9)
-        return dict(gate_up=gate_up.reshape(tokens, -1), out=noise.unwritten(shape, dtype))
+    size = tokens * intermediate
 
     return Launch(
-        arrays,
+        arrays=lambda noise: gate_and_up(noise, tokens, intermediate, dtype, extreme),
         **beside(silu_and_multiply, "out"),
         moved=Moved(dict(gate_up=2 * size * dtype.itemsize, out=size * dtype.itemsize), operations=6 * size),
         rows=("gate_up", "out"),

@@ -1,8 +1,6 @@
 """The launches of elementwise operations: T tokens of F features of b bytes."""
 
-import numpy as np
-
-from minllm.catalogue.activation import EXTREMES, SMALL
+from minllm.catalogue.activation import SMALL, gate_and_up
 from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, beside, calls, describes, each, in_place
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
 from minllm.kernels.elementwise.gelu_and_multiply import gelu_and_multiply as launch_gelu_and_multiply
@@ -16,16 +14,10 @@ FACTOR, CAP = 3072**0.5, 30.0  # Gemma's
 @describes
 def gelu_and_multiply(tokens, intermediate, dtype, extreme=False):
     """GELU and multiply."""
-    shape, size = (tokens, intermediate), tokens * intermediate
-
-    def arrays(noise):
-        gate_up = noise.array((tokens, 2, intermediate), dtype, 3)
-        if extreme:  # with factors below 1, so that the largest float16 times one of them stays finite
-            gate_up[:, 0], gate_up[:, 1] = np.resize(EXTREMES, shape), np.clip(gate_up[:, 1].astype(np.float32), -0.9, 0.9)
-        return dict(gate_up=gate_up.reshape(tokens, -1), out=noise.unwritten(shape, dtype))
+    size = tokens * intermediate
 
     return Launch(
-        arrays,
+        arrays=lambda noise: gate_and_up(noise, tokens, intermediate, dtype, extreme, 3),
         **beside(launch_gelu_and_multiply, "out"),
         moved=Moved(dict(gate_up=2 * size * dtype.itemsize, out=size * dtype.itemsize)),
         rows=("gate_up", "out"),

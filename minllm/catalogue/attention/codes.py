@@ -1,5 +1,6 @@
 """The launches over quantised caches in all formats: steps by split_quantized, prompts by FlashAttention-2."""
 
+from minllm.catalogue.attention import prompts, splits
 from minllm.catalogue.attention.benchmarks import prefill_flops, ragged_lengths
 from minllm.catalogue.attention.paged import BLOCK_SIZE, attention
 from minllm.catalogue.attention.quantized import quantized_attention
@@ -41,26 +42,17 @@ PROMPTS = (  # then the tiles
 OF_PAGES = ((1,) * 5, (1, 600, 37, 0, 1501), 16, 4)
 # Sizes of models: (new tokens, keys, heads, KV heads, head_dim, dtype, block size, window).
 LARGE_STEPS = (
-    ((1,), (600,), 32, 8, 64),
-    ((1,), (32771,), 32, 8, 128),
-    ((1,) * 65, tuple(range(0, 65 * 61, 61)), 8, 2, 128, FLOAT16),
-    ((1,) * 65, tuple(range(0, 65 * 7, 7)), 32, 8, 64),  # many blocks per SM
-    ((1,) * 5, (1, 17, 1024, 4099, 0), 28, 4, 128),
-    ((1,), (1999,), 16, 2, 256),
-    ((1,), (9001,), 8, 2, 128, BFLOAT16, BLOCK_SIZE, 4096),
+    *splits.LARGE[:5],
+    *splits.LARGE[8:10],
     ((1, 1), (4001, 129), 32, 8, 128),
     ((1,) * 40, tuple(1 + 37 * i % 900 for i in range(40)), 32, 8, 128),  # several blocks per SM
     *((*OF_PAGES, head_dim, BFLOAT16, block_size) for block_size, head_dim in ((8, 64), (16, 96), (128, 96))),
     *((*OF_PAGES, head_dim, BFLOAT16, block_size, 130) for block_size, head_dim in ((32, 128), (64, 256), (256, 64))),
 )
 LARGE_PROMPTS = (
-    ((512,), (512,), 32, 8, 64),
-    ((1, 5, 129), (1328, 18, 463), 8, 2, 128, FLOAT16),
-    ((61, 67), (509, 67), 8, 1, 96, FLOAT16, 256),
-    ((130,), (1031,), 4, 2, 256, BFLOAT16, 2048),
-    ((300,), (1500,), 8, 2, 128, BFLOAT16, BLOCK_SIZE, 257),
-    ((65,), (999,), 4, 2, 64, FLOAT16, BLOCK_SIZE, 1),
-    ((1031,), (1031,), 71, 1, 64),  # enough blocks for the large tiles
+    *prompts.LARGE[:2],
+    *prompts.LARGE[4:8],
+    prompts.LARGE[9],
     ((1, 65), (77, 65), 4, 2, 256, BFLOAT16, 1),
     ((200,), (900,), 4, 2, 128, BFLOAT16, BLOCK_SIZE, 100),
 )

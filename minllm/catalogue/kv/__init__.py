@@ -56,7 +56,7 @@ GROUPS = (
     ((34,), (64,), 128, 2, 32),
     ((2,), (65,), 256, 1, 32),
 )
-QUANTIZED_SMALL = (  # (tokens, kv_heads, head_dim, format) and options of both launches
+QUANTIZED_SMALL = (  # options of both launches
     dict(tokens=3, kv_heads=2, head_dim=64, name="int8", block_size=4),
     dict(tokens=2, kv_heads=3, head_dim=128, name="int8", smooth=False),
     dict(tokens=3, kv_heads=2, head_dim=96, name="int8", block_size=8),
@@ -71,20 +71,13 @@ QUANTIZED_SMALL = (  # (tokens, kv_heads, head_dim, format) and options of both 
     dict(tokens=2, kv_heads=2, head_dim=128, name="fp8_e5m2", smooth=False),
     dict(tokens=1, kv_heads=1, head_dim=256, name="fp8_e4m3", skip=False),
 )
+OF_STEPS = (  # what the fused step adds to each but the first
+    *(dict(norm=True), dict(norm=True), dict(rotary=False), dict(loud_end=True), {}, {}),
+    *(dict(norm=True), {}, dict(norm=True), dict(norm=True), {}, dict(rotary=False)),
+)
 FUSED_QUANTIZED = (
     dict(tokens=4, kv_heads=2, head_dim=64, name="int8"),
-    dict(tokens=2, kv_heads=3, head_dim=128, name="int8", smooth=False, norm=True),
-    dict(tokens=3, kv_heads=2, head_dim=96, name="int8", block_size=8, norm=True),
-    dict(tokens=2, kv_heads=1, head_dim=80, name="int8", rotary=False),
-    dict(tokens=8, kv_heads=2, head_dim=96, name="int8", smooth=False, loud_end=True),
-    dict(tokens=1, kv_heads=1, head_dim=128, name="int8", group_size=16, skip=False),
-    dict(tokens=4, kv_heads=1, head_dim=64, name="int4", block_size=1, skip=False),
-    dict(tokens=3, kv_heads=2, head_dim=128, name="int4", group_size=64, norm=True),
-    dict(tokens=2, kv_heads=2, head_dim=96, name="int4"),
-    dict(tokens=2, kv_heads=1, head_dim=256, name="int4", norm=True),
-    dict(tokens=4, kv_heads=2, head_dim=64, name="fp8_e4m3", norm=True),
-    dict(tokens=2, kv_heads=2, head_dim=128, name="fp8_e5m2", smooth=False),
-    dict(tokens=1, kv_heads=1, head_dim=256, name="fp8_e4m3", skip=False, rotary=False),
+    *(sizes | more for sizes, more in zip(QUANTIZED_SMALL[1:], OF_STEPS, strict=True)),
 )
 
 
