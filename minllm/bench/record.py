@@ -23,6 +23,7 @@ from typing import Any
 from minllm.machine import driver
 
 PACKAGES = ("minllm", "numba-cuda", "numba", "numpy", "cuda-core", "cuda-bindings", "torch", "transformers", "vllm")
+SIMULATED_DEVICE = ", simulated"  # how the name of a GPU ends whose times are computed
 
 
 @dataclass(frozen=True)
@@ -74,23 +75,22 @@ def device_of(llm: Any) -> str:
 
 
 def new_record(device: str, ceilings: dict[str, float | None], rows: list[Row]) -> Record:
-    """A record with the current time and this machine; `device` is the GPU's name or "cpu"."""
+    """A record with the current time and this machine; `device` is the GPU's name, which may end in SIMULATED_DEVICE, or "cpu"."""
+    on_gpu = device != "cpu" and not device.endswith(SIMULATED_DEVICE)
     run = Record(
         device=device if device != "cpu" else f"cpu ({platform.machine()})",
-        driver=driver.release() if device != "cpu" else "",
+        driver=driver.release() if on_gpu else "",
         date=datetime.date.today().isoformat(),
         commit=commit(),
         packages={"python": platform.python_version(), **installed(PACKAGES)},
         ceilings=ceilings,
     )
     place = dict(machine=run.device, date=run.date, commit=run.commit)
-    return replace(run, rows=[replace(row, **place, key=key_for(row, device)) for row in rows])
+    return replace(run, rows=[replace(row, **place, key=key_for(row) if on_gpu else "") for row in rows])
 
 
-def key_for(row: Row, device: str) -> str | None:
-    """The key of the kernels that a row measured on this machine; "" on a CPU, None for kernels that the catalogue does not compile."""
-    if device == "cpu":
-        return ""
+def key_for(row: Row) -> str | None:
+    """The key of the kernels that a row measured on a GPU; None for kernels that the catalogue does not compile."""
     from minllm.bench.kernel_keys import current_key
 
     return current_key(row.benchmark, row.variant, row.case)

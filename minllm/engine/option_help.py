@@ -5,12 +5,13 @@ import difflib
 import inspect
 from typing import Any
 
-from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
 
 
 def check_names(given: dict[str, Any]) -> None:
     """Raise InvalidOptionError for an unknown option name, with the nearest known one."""
+    from minllm.engine.options import EngineOptions
+
     names = list(inspect.signature(EngineOptions).parameters)
     for name in given:
         if name not in names:
@@ -19,7 +20,7 @@ def check_names(given: dict[str, Any]) -> None:
             raise InvalidOptionError(f"LLM() has no option {name}: {hint}")
 
 
-def meanings(options: type = EngineOptions) -> dict[str, str]:
+def meanings(options: type) -> dict[str, str]:
     """{option: meaning}, the texts under the fields of a class of options; empty if its source cannot be read."""
     try:
         body = ast.parse(inspect.getsource(options)).body[0].body
@@ -32,9 +33,12 @@ def meanings(options: type = EngineOptions) -> dict[str, str]:
 
 def shows_options(llm: type) -> type:
     """Decorate LLM: its signature and docstring, and so help(LLM), show every option with type, default and meaning."""
+    from minllm.engine.options import EngineOptions  # which the help of commands, with meanings of other classes, has no need to import
+
     options = dict(inspect.signature(EngineOptions).parameters)
     model = options.pop("model").replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     own = [p for p in inspect.signature(llm).parameters.values() if p.name not in ("model", "options")]
     llm.__signature__ = inspect.Signature([model, *options.values(), *own])
-    llm.__doc__ = "\n".join([inspect.cleandoc(llm.__doc__ or ""), "", *(f"{name}: {text}" for name, text in meanings().items())])
+    texts = (f"{name}: {text}" for name, text in meanings(EngineOptions).items())
+    llm.__doc__ = "\n".join([inspect.cleandoc(llm.__doc__ or ""), "", *texts])
     return llm

@@ -209,6 +209,7 @@ def test_a_gpu_is_simulated(opened, tmp_path):
     assert record["device"] == "NVIDIA H200, simulated" and not opened
     assert {row["variant"] for row in record["rows"]} == {"static", "in_flight", "split_fuse", "prefill_first"}
     assert all(row["case"].startswith("llama-3.1-8b, simulated, 12 requests") for row in record["rows"])
+    assert all(row["key"] == "" for row in record["rows"]) and record["driver"] == "", "no kernel was measured"
     again = run("--model", "llama-3.1-8b", "--simulate", "h200", "--compare-policies", *sizes)
     assert again.output == result.output, "the same every time"
 

@@ -51,6 +51,11 @@ def test_no_arguments_show_help():
     assert "generate" in result.output and "doctor" in result.output
 
 
+def test_the_commands_are_known_without_numpy():
+    asked = "import sys, minllm.cli.app; print(sys.modules.keys() & {'numpy', 'numba', 'ml_dtypes'})"
+    assert subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
 def test_version_is_the_packages_own():
     result = run("--version")
     assert result.exit_code == 0 and (installed_version("minllm") or "source tree") in result.stdout

@@ -22,8 +22,8 @@ def test_the_signature_shows_every_option_with_type_and_default():
 
 
 def test_every_option_has_a_meaning_that_help_shows():
-    assert list(meanings()) == NAMES
-    for name, meaning in meanings().items():
+    assert list(meanings(EngineOptions)) == NAMES
+    for name, meaning in meanings(EngineOptions).items():
         assert meaning.endswith(".") and f"\n{name}: {meaning}" in LLM.__doc__
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from minllm.bench.record import SIMULATED_DEVICE
 from minllm.bench.serving.simulated import SimulatedEngine
 from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import BenchRequest, longest
@@ -51,4 +52,4 @@ def simulated_gpu(
         policy = options.get("scheduling_policy", EngineOptions.scheduling_policy)
         yield SimulatedEngine(costs, policy, kv_cache_tokens=tokens, clock=clock, **chosen), config.vocab_size
 
-    return f"{name}, simulated", open_engine
+    return f"{name}{SIMULATED_DEVICE}", open_engine

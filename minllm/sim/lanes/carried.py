@@ -1,8 +1,9 @@
 """Which integers may become an index, by sums, differences, products and quotients: under detectors their casts are checked for overflow.
 
-The overflow detector follows a wrapped integer through these operators, through arrays and calls; bit operations and remainders end its
-way. Here the way is followed backwards in the source, from every index, without regard to the order of statements. Of arrays only the
-element type counts: a value that is stored in an array is followed if a number loaded from an array of this type may become an index.
+The overflow detector follows a wrapped integer through these operators, through arrays and calls; bit operations, counts of bits and
+remainders end its way. Here the way is followed backwards in the source, from every index, without regard to the order of statements. Of
+arrays only the element type counts: a value that is stored in an array is followed if a number loaded from an array of this type may become
+an index.
 """
 
 import ast
@@ -19,6 +20,7 @@ LOADS, STORES = ("ldcg", "ldca", "ldcs", "ldcv", "ldlu"), ("stcg", "stcs", "stwb
 FIRST_ARRAY = [getattr(numba.cuda, name) for name in (*LOADS, *STORES) if hasattr(numba.cuda, name)] + [
     getattr(numba.cuda.atomic, name) for name in ("add", "sub", "max", "min", "exch", "cas", "inc", "dec", "and_", "or_", "xor")
 ]
+COUNTS_OF_BITS = [numba.cuda.popc, numba.cuda.clz, numba.cuda.ffs]
 
 
 class Nothing:
@@ -110,8 +112,7 @@ class Carried:
                 if not plain or names[number] in callee.names:
                     self.mark(argument)
             return
-        value = self.found.values.get(call.func, UNKNOWN).constant
-        called = None if value is None else value.value
+        called = self.constant(call.func)
         if called in FIRST_ARRAY or getattr(called, "emulation", None) is not None:
             for array, index in zip(call.args, call.args[1:]):
                 if isinstance(self.found.values.get(array, UNKNOWN).type, types.Array):
@@ -137,11 +138,17 @@ class Carried:
             self.channels.add(element)
         elif isinstance(node, (ast.Starred, ast.Attribute, ast.Subscript)):
             self.mark(node.value)
-        elif isinstance(node, ast.Call) and node not in self.found.called and not self.is_conversion_to_float(node):
+        elif isinstance(node, ast.Call) and node not in self.found.called and not self.ends_the_way(node):
             for argument in node.args:
                 self.mark(argument)
 
-    def is_conversion_to_float(self, node):
-        """Whether a call gives a float, which is no index."""
-        kind = self.found.values.get(node, UNKNOWN).type
-        return kind is not None and not is_integer(kind) and not isinstance(kind, types.BaseTuple)
+    def ends_the_way(self, call):
+        """Whether a call gives a float, which is no index, or a count of bits, which is no larger than 64."""
+        kind = self.found.values.get(call, UNKNOWN).type
+        gives_float = kind is not None and not is_integer(kind) and not isinstance(kind, types.BaseTuple)
+        return gives_float or self.constant(call.func) in COUNTS_OF_BITS
+
+    def constant(self, node):
+        """The object that an expression names, if it is known; else None."""
+        value = self.found.values.get(node, UNKNOWN).constant
+        return None if value is None else value.value

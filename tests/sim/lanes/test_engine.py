@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numba import cuda
+from numba import cuda, uint32
 
 from minllm.errors import SimulationError
 from minllm.sim import simulate
@@ -34,3 +34,17 @@ def test_the_verdict_of_the_threads_stands(monkeypatch):
     with pytest.raises(SimulationError, match="out of bounds"):
         simulate(double, 2, 32, np.arange(32.0), np.zeros(32), engine="lanes")
     launches.clear()
+
+
+def compact(x, out):
+    i = cuda.threadIdx.x
+    chosen = uint32(cuda.ballot_sync(0xFFFFFFFF, x[i] > 0))  # negative as the int32 that ballot_sync gives
+    if x[i] > 0:
+        out[cuda.popc(chosen & ((uint32(1) << uint32(i)) - uint32(1)))] = i
+
+
+def test_a_count_of_bits_is_an_index_that_nothing_overflows_into():
+    x, out = np.float32([(i % 3 > 0) for i in range(32)]), np.full(32, -1)
+    simulate(compact, 1, 32, x, out, detect=True, engine="lanes")
+    assert x[31] > 0 and launches == {("compact", None): 1}
+    assert out.tolist() == [i for i in range(32) if x[i] > 0] + [-1] * int((x == 0).sum())
