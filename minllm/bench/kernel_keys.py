@@ -150,8 +150,10 @@ def within(name: str, rooms: Iterable[str]) -> bool:
 def launched_by(engine: Engine, name: str) -> bool:
     """Whether an engine may launch a MachineCode's kernel: unless its name or module says that it cannot."""
     others = {*DTYPES, *CACHE_FORMATS} - {engine.dtype, engine.cache_format, engine.weight_format}
-    module = machine_code()[name].kernel.function.__module__
-    if within(name, FIRST_RUNGS) or {*name.split("/")} & others or module.startswith(NOT_RECORDED):
+    if within(name, FIRST_RUNGS) or {*name.split("/")} & others:
+        return False
+    module = machine_code()[name].kernel.function.__module__  # known after a dry run of its launch
+    if module.startswith(NOT_RECORDED):
         return False
     if module.startswith(QUANTIZED_KERNELS):
         return bool(engine.weight_format) and engine.weight_format in name
