@@ -67,7 +67,7 @@ guess = Prediction(
     decode_bytes="To write one token, how many bytes must be read from memory?",
     decode_flops="And how many floating-point operations does it take?",
     prefill_flops="How many operations does it take to read a prompt of 512 tokens at once?",
-    prefill_bytes_times="And how many times as many bytes does that move as writing one token?",
+    prefill_bytes_times="By what factor does that move more bytes than writing one token?",
 )
 guess.ask()
 
@@ -392,7 +392,7 @@ assert suspicious.mean() > 12
 #     Prefill has about 2,048 FLOP per byte, far right of the ridge of a few hundred: twice the FLOP/s. Decode has
 #     about 1: twice the bandwidth. A chip that doubles only one of them halves only one of TTFT and TPOT.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The timeline shows that a request is mostly decode, and the roofline shows that decode is bound by memory: a token
 # takes at least as long as reading the weights. To see what a GPU does with a byte, you have to write a program for it.

@@ -661,7 +661,7 @@ show_case("clairvoyant")
 #     ms. If the scores are not written, attention can be ten times as fast, provided that the arithmetic runs on tensor
 #     cores.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # Two things keep these kernels below the roof. The bytes show that the score matrix must not go to memory: [lesson
 # 7](07_prefill_and_flash_attention.py) never writes it. The roofline shows that something else is worse: every

@@ -354,39 +354,23 @@ assert costs.prefill(config, 2048).arithmetic_intensity > ridge
 # `minllm/machine/hardware.py` lists. In the browser there are [the calculator](../docs/calculator.md) and [a roofline
 # whose dots you can move](../docs/roofline.md).
 #
-# <!-- aside: Choosing a GPU, from an old page of notes -->
+# <!-- aside: Choosing a GPU, by hand -->
 #
-# This project grew out of reading notes. Their last page chooses a GPU for a V100 that moves 900
-# GB/s and does 112 TFLOP/s, and a batch of 16:
-#
-# > memory: 16/900 = 22.22; compute: operations/112 = 3.3; take the larger; throughput: 16 · 1000/22.22 = 720
-#
-# The method is this lesson's. But 16/900 is 17.8 thousandths, not 22.22. At 900 GB/s, 22.22 ms is 20 GB. And 16 is the
-# batch, which appears in the last term. The next cell computes both readings:
+# A V100 moves 900 GB/s and does 112 TFLOP/s. A model and its cache take 20 GB, and a step for a batch of 16 is 0.37
+# TFLOP. How many tokens per second can it write?
 
 # %%
 v100_tb_s, v100_tflops, batch = 0.9, 112, 16
-flops = 3.3e-3 * v100_tflops * 1e12  # operations in the notes' 3.3 ms
-for gigabytes in (20, 16):
-    cost = costs.Cost(bytes=gigabytes * 10**9, flops=round(flops))
-    floor = cost.floor_ms(v100_tb_s, v100_tflops)
-    print(
-        f"{gigabytes} GB: memory {cost.memory_ms(v100_tb_s):.1f} ms, arithmetic "
-        f"{cost.compute_ms(v100_tflops):.1f} ms, "
-        f"so {floor:.1f} ms per step and {1e3 * batch / floor:.0f} tokens per second"
-    )
-    if gigabytes == 20:
-        assert round(floor, 1) == 22.2 and round(1e3 * batch / floor) == 720
-print(
-    f"3.3 ms are {flops / 1e12:.2f} TFLOP, {flops / batch / 2 / 1e9:.1f} billion "
-    "weights used once for each sequence"
-)
+cost = costs.Cost(bytes=20 * 10**9, flops=370 * 10**9)
+floor = cost.floor_ms(v100_tb_s, v100_tflops)
+memory, arithmetic = cost.memory_ms(v100_tb_s), cost.compute_ms(v100_tflops)
+print(f"memory {memory:.1f} ms, arithmetic {arithmetic:.1f} ms")
+print(f"so {floor:.1f} ms per step and {1e3 * batch / floor:.0f} tokens per second")
+assert round(floor, 1) == 22.2 and round(1e3 * batch / floor) == 720
 
 # %% [markdown]
-# 22.2 ms and 720 tokens per second belong to 20 GB; with 16 GB the prediction for the same card would be 900 tokens per
-# second. One wrong number in a division changes the prediction by a quarter. Writing the unit after every number would
-# have shown it. Even then 11.6 billion weights would be 23 GB in 16 bits, so the bytes and the operations of the notes
-# do not belong to the same model. Either way memory takes 5 to 7 times as long as arithmetic.
+# Memory takes almost 7 times as long as arithmetic, so the arithmetic units are idle most of the time: try a larger batch
+# before a faster GPU.
 #
 # <!-- end aside -->
 #
@@ -603,7 +587,7 @@ assert cache[0].value > cache[1].value
 #     The slope allows 16.8 TFLOP/s, so its bytes cannot all have come from HBM. Either a cache served them or the
 #     count is wrong. Check the benchmark.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The first roofline has one dot far below its roof: the naive GEMM of 2,048 rows is three orders of magnitude too low.
 # Neither limit of this lesson explains that: the fault is in how the kernel does its work. Prefill consists of such

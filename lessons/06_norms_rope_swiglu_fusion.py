@@ -763,7 +763,7 @@ show_case("hanging_norm")
 #     The write and the read of gate and up: 2 · 28,672 · 2 bytes = 115 KB per token and layer. For 2,048 tokens and
 #     32 layers that is 7.5 GB, 1.8 ms of a prefill that takes 45 ms.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The small kernels are as fast as a copy. Lessons [5a](05a_matrix_products_in_tiles.py) and
 # [5b](05b_matrix_products_on_hopper.py) made the GEMMs fast. One

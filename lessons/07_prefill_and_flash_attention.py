@@ -87,7 +87,7 @@ guess = Prediction(
         "arithmetic",
     ),
     fa1_over_scores="FlashAttention-1 with tiles of 32 keys keeps the rows' states in memory instead of the scores. "
-    "How many times the traffic of the three kernels does it cause?",
+    "By what factor does it move more bytes than the three kernels?",
     exponentials_over_product="On an H200's SM, how long do the exponentials of a tile take, "
     "as a multiple of its product Q Kᵀ?",
 )
@@ -772,7 +772,7 @@ show_case("rising_scores")
 #     2.2 TFLOP per layer, 3.7 ms; 117 ms for 32 layers: a quarter of the whole. At 2,048 tokens it is 1.8 ms of 45,
 #     because attention grows quadratically and the GEMMs linearly.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # All this was for a prompt. In a decode step there is one query, and the same kernel has one row in its tile:
 

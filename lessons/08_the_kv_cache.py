@@ -719,7 +719,7 @@ curves(
 #     4 / 3,600 / 6,000 = 18.5 cents per million tokens, then 11.1. More memory for the cache is more throughput, and
 #     more throughput is a lower price.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The recorded curves rule out decoding without a cache. The bars show what the cache costs in memory, and the batch
 # curve the consequence: at long contexts, the room for keys and values limits how many users a GPU serves. Lesson 11

@@ -92,7 +92,7 @@ guess = Prediction(
     attention_bytes_per_layer="How many bytes does attention read in one layer?",
     flops_per_byte="How many operations does attention do per byte?",
     busy_sms="One block of threads takes a KV head with all its keys. How many of the H200's 132 SMs work?",
-    best_over_one="How many times as fast is the best number of splits as one split?",
+    best_over_one="How much faster is the best split count than a single split?",
 )
 guess.ask()
 
@@ -874,7 +874,7 @@ show_case("short_neighbour")
 # ??? question "5. Without splits, 8 of 132 SMs work. What would a million tokens at 8,192 tokens of context cost at 4 dollars per hour, if eight blocks reach 0.16 TB/s for attention?"
 #     Attention reads 1.07 GB per token: 6.7 ms instead of 0.26, on top of 3.6 ms of weights. 10.3 ms against 3.8 ms per token: 11.4 dollars against 4.3.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The curve of one sequence shows what is left: at short contexts, time that the bytes do not explain. Launches,
 # prologues and epilogues of kernels are the subject of lesson 15. Reading the weights follows the same rules, and there

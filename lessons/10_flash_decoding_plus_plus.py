@@ -54,7 +54,7 @@ curves(
 # %% [markdown]
 # $$\mathrm{out} = W x \qquad \text{intensity} = \frac{2 M N K}{2\,(N K + M K + M N)} \approx M \text{ FLOP per byte (16 bits)}$$
 #
-# Left of the ridge, near 200 tokens, the time is that of reading the weight once, so the line should be flat. This is
+# Left of the ridge, near 200 tokens, the time is just the time to read the weight once, so the line should be flat. This is
 # the GEMV that a beginner would write, one warp per row:
 
 # %% tags=["hide-input"]
@@ -92,11 +92,11 @@ from minllm.course import Prediction
 guess = Prediction(
     warps="A warp of the engine's GEMV has a few KB in flight. How many warps per SM does Little's law need, "
     "of 64 that fit?",
-    eight_over_one="How many times as long does the engine's GEMV take for 8 tokens as for one? "
+    eight_over_one="By what factor does the engine's GEMV take longer for 8 tokens than for one? "
     "(The weight's bytes are the same.)",
     products_per_wanted="Tokens on the 128 rows of a tile: how many multiplications per useful one, for 8 tokens?",
-    unified_gain="The paper reports decode attention 1.14 times as fast with one maximum for all. "
-    "How many times as fast is it here?",
+    unified_gain="The paper reports that one maximum for all speeds up decode attention 1.14x. "
+    "What speed-up do you expect here?",
 )
 guess.ask()
 
@@ -451,7 +451,7 @@ show_case("rare_nan")
 #     Intensity is 4 M: the ridge is at 48 tokens instead of 190. Quantised weights make a server compute-bound at
 #     smaller batches. More bandwidth then gains nothing.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The bars of the GEMV and the roofline show kernels close to the limit that the bytes set. The next gains come from
 # reading fewer bytes and wasting less memory. Sequences with the same beginning can share its keys, and memory need not

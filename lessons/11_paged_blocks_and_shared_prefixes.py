@@ -68,7 +68,7 @@ guess = Prediction(
     "What percentage of their memory is unused?",
     tokens_found="Two prompts of 64 tokens agree up to token 40. How many tokens of the second "
     "need no computation, with blocks of 16?",
-    batch_ratio="With blocks, how many times as many sequences run at once?",
+    batch_ratio="By what factor do blocks raise the number of sequences that run at once?",
 )
 guess.ask()
 
@@ -481,7 +481,7 @@ show_case("someone_elses_answer")
 #     Half a block is 128 tokens: 20 % instead of 1.5 %. Large blocks need fewer lookups and allow longer TMA boxes. But
 #     lookups, as measured, cost only a few percent with blocks of 16.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The replay shows that blocks leave almost no memory unused. But every kernel has to look them up. Could the GPU's own
 # page tables do that? And what happens when memory is full? Both questions are the subject of [lesson

@@ -324,7 +324,7 @@ show_case("long_silence")
 #     A step that was launched before the sequence ended may still read or write them. An access to an unmapped address
 #     is an error that ends the whole CUDA context. So unmapping waits for an event.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The chart shows that nearly all of a paged or virtual cache holds tokens. Only the bytes per token are left to reduce,
 # and with them the bytes that every decode step reads. [Lesson 13](13_quantised_kv_cache.py) keeps keys and values in

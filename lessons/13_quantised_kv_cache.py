@@ -70,7 +70,7 @@ def scores_of_codes(query, codes, scales, zeros, scores):
 from minllm.course import Prediction
 
 guess = Prediction(
-    int8_times_the_tokens="How many times as many tokens fit with int8 as with 16 bits?",
+    int8_times_the_tokens="By what factor does int8 raise the number of tokens that fit, over 16 bits?",
     int4_times_the_tokens="And with int4?",
     int8_perplexity_percent="The bundled model has a perplexity of about 6.5. "
     "By what percentage does it grow with a cache of int8?",
@@ -603,8 +603,8 @@ show_case("louder_and_louder")
 #     A step is 51 / 255 = 0.2, so numbers below 1 have errors of up to 0.1. Smaller groups confine the damage; scales
 #     by channel remove it.
 #
-# ??? question "3. How many bytes do the 128 numbers of a head take in int4 with groups of 32? How many times as many tokens fit as in bfloat16?"
-#     64 + 4 · 4 = 80 bytes: 3.2 times.
+# ??? question "3. How many bytes do the 128 numbers of a head take in int4 with groups of 32? By what factor do more tokens fit than in bfloat16?"
+#     64 + 4 · 4 = 80 bytes: 3.2x.
 #
 # ??? question "4. 8B shape, 64 sequences of 4,096 tokens at 4.2 TB/s: 34 GB of keys and values and 15 GB of weights per step. What does int8 save per step, and per million tokens at 4 dollars per hour?"
 #     16.7 GB, 4.0 of 11.8 ms. 64 tokens per step: 20.5 cents per million tokens before, 13.5 after.
@@ -613,7 +613,7 @@ show_case("louder_and_louder")
 #     If its steps are limited by something else: by the weights at short contexts, by arithmetic at large batches of
 #     short texts. 64 sequences of 128 tokens read 1 GB of cache beside 15 GB of weights.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The bars show that the cache can be made so small that reading it no longer limits a step. The weights remain, and
 # they are read once for all sequences of a batch. So lesson 16a keeps the batch full while sequences start and end.

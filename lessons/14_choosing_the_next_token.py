@@ -81,7 +81,7 @@ guess = Prediction(
     greedy_bytes="How many bytes must be read to find the largest?",
     top_p_bytes="Top-p keeps the likeliest tokens until their probabilities reach 90 %, and draws one. "
     "How many bytes now?",
-    top_p_over_greedy="How many times as long does top-p take as greedy, on an H200?",
+    top_p_over_greedy="By what factor does top-p take longer than greedy, on an H200?",
 )
 guess.ask()
 
@@ -931,7 +931,7 @@ show_case("long_batch")
 #     A scan over blocks needs two passes or a chain of blocks that wait for each other. An argmax merges in any order,
 #     in one pass, and its result does not depend on rounding.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 
 # %%
 (smallest,) = recorded("sampling", "64 rows", "advance")

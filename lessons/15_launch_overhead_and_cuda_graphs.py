@@ -774,7 +774,7 @@ show_case("too_early")
 # ??? question "5. Dependent launch saves 0.5 µs per kernel. How much is that per day for a 1B model with 90 kernels per step that always runs?"
 #     45 µs of 0.8 ms, 6 %: 1.35 hours of GPU time per day, about 5 dollars.
 #
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The step has few launches now, the host is out of the loop, and kernels overlap. The last bars show what remains: a
 # step still takes longer than its floor, most of all for the smallest model. The cheap remedy is to give each launch

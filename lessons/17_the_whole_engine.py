@@ -62,8 +62,8 @@ guess = Prediction(
     "What percentage of the bytes read are weights?",
     percent_gpu_busy_in_turns="A step takes 0.78 ms on the GPU and 0.32 ms on the host. If they take turns, "
     "what percentage of the time does the GPU compute?",
-    byte_price_v100_over_b200="The V100 is from 2017, the B200 from 2024; both can be rented. How many times as much does it "
-    "cost to read a byte on the V100?",
+    byte_price_v100_over_b200="The V100 is from 2017, the B200 from 2024; both can be rented. By what factor does it cost more "
+    "to read a byte on the V100?",
 )
 guess.ask()
 
@@ -479,7 +479,7 @@ show_case("slow_company")
 # %% [markdown]
 # ## Problems
 #
-# ??? question "1. An old note says of a V100, with 900 GB/s and 112 TFLOP/s: 'memory 22.2 ms, compute 3.3 ms, take the larger; 720 tokens per second'. Which model, at which batch?"
+# ??? question "1. An estimate for a V100, with 900 GB/s and 112 TFLOP/s, says 'memory 22.2 ms, compute 3.3 ms, take the larger; 720 tokens per second'. Which model, at which batch?"
 #     22.2 ms at 900 GB/s is 20 GB of weights: 10 billion parameters in float16. 720 tokens per second at 22.2 ms per
 #     step is 16 tokens per step: batch 16. Its multiplications take 2 x 10e9 x 16 / 112e12 = 2.9 ms; 3.3 ms would be
 #     11.6 billion parameters.
@@ -520,7 +520,7 @@ assert 3.5 < dollars["1-70b", "v100-16gb"] / dollars["1-70b", "h200"] < 4.5
 llm.close()
 
 # %% [markdown]
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # The stages show where the bytes are: nearly all are weights at batch 1, and two thirds are keys and values at
 # batch 256. [Weights in four bits](18_quantised_weights.py) shorten the first bar, quantised keys and values the

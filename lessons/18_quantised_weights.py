@@ -72,7 +72,7 @@ from minllm.course import Prediction
 
 guess = Prediction(
     bits_per_number="How many bits per number take 4-bit codes with a float16 scale for every 32?",
-    step_times="The 8B shape at batch 1, context 1,024: how many times as short is the floor of a decode step with int4?",
+    step_times="The 8B shape at batch 1, context 1,024: by what factor does int4 shorten the minimum decode step?",
     codes_that_are_zero="The bundled model's down projections multiply activations. Rounded to int8, token by token: "
     "what percentage of the codes is 0?",
     int4_perplexity_percent="All matrices of the bundled model rounded to int4, groups of 32. By what percentage does perplexity grow?",
@@ -442,7 +442,7 @@ assert abs(64 / (15 / 4.2e3) - 17_920) < 1 and abs(4 / 3600 / 17_920 * 1e8 - 6.2
 assert abs(4 / 3600 / (64 / (8 / 4.2e3)) * 1e8 - 3.3) < 0.1
 
 # %% [markdown]
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # A step at batch 1 now reads little more than the codes and the head, but each token still needs all of them once.
 # [Speculative decoding](19_speculative_decoding.py) checks several drafted tokens per reading of the weights. In

@@ -81,7 +81,7 @@ guess = Prediction(
         "the draft's",
         "a mixture",
     ),
-    speed_up_at_64="The 8B shape, 64 sequences, 8 drafts of each, right with probability 0.7, made at no cost: how many times as fast?",
+    speed_up_at_64="The 8B shape, 64 sequences, 8 drafts of each, right with probability 0.7, made at no cost: what is the speed-up?",
     tokens_of_the_bundled_draft="The bundled model has a draft model with 2 of its 6 layers and 2 of its 5 heads. It drafts 4 greedy tokens. How many tokens does a step yield?",
 )
 guess.ask()
@@ -453,7 +453,7 @@ sizes = [costs.parameter_count(config) for config in (llama1, llama8)]
 assert 6 < sizes[1] / sizes[0] < 7
 
 # %% [markdown]
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # Acceptance limits the tokens per step to $1 / (1 - a)$, and no kernel changes that. Better drafts do: heads on the
 # model's hidden states (Medusa, EAGLE), trees that try several continuations at once, and guesses that the model

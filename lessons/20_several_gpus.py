@@ -426,7 +426,7 @@ assert round(100 * (1 - floors["ring"][1] / 4 / ours[4])) in (7, 8)
 assert 700 < link.latency * link.bytes_per_second / 1e3 < 730
 
 # %% [markdown]
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # With low_latency and four GPUs, all-reduces are 8 % of the floor of a step. The residual and RMSNorm after each of
 # them can be fused into its kernel (`minllm/kernels/all_reduce/fused_norm.py`), which saves 64 launches. Beyond one

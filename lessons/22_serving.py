@@ -63,7 +63,7 @@ from minllm.course import Prediction
 
 guess = Prediction(
     ttft_growth="Requests arrive at half of the rate that a server can serve, then at twice that rate: 48 requests, and "
-    "all may wait. How many times as long is the median TTFT?",
+    "all may wait. By what factor does the median TTFT grow?",
     percent_in_time="At twice the rate every request wants its answer within four times the time that an answer takes. "
     "All are let in, first come, first served. What percentage of them end in time?",
     percent_in_time_refusing="Now the server refuses those that would be late. What percentage of all requests end in "
@@ -371,7 +371,7 @@ assert round(100 * 4 / hourly, 4) == 0.0069 and round(150 * 4 / hourly, 4) == 0.
 assert round(512 * 4096 * 250 / 1e6) == 524 and 80 // 12 in (6, 7)
 
 # %% [markdown]
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # At load 2 the refused half needs another server: several replicas, and a router that sends a request to where its
 # prefix is cached ([lesson 11](11_paged_blocks_and_shared_prefixes.py)). To serve your own model, see

@@ -411,7 +411,7 @@ of_experts = 48 * read * 3 * 2048 * 768 * 2
 assert 0.88 < of_experts / costs.decode_step(moe30, 16, 1024).bytes < 0.92
 
 # %% [markdown]
-# ## What next, and which measurement says so
+# ## What next, and the measurement behind it
 #
 # At batch 16, 85 % of the step is what its bytes take at full speed, and nine tenths of the bytes are experts. Fewer bits
 # per weight shorten that, as in [lesson 18](18_quantised_weights.py): `quantization="int4_g128"` quantises experts too. At

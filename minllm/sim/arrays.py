@@ -285,7 +285,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         """Called after a store of the integer `exact`, which did not fit and has wrapped; a MonitoredArray reports it."""
 
     def as_integer(self, index, value):
-        """A value, not yet an int, that is stored in an integer array. Raises SimulationError if it is no number."""
+        """A value, not yet an int, that is stored in an integer array. Raises SimulationError if it is not a number."""
         if isinstance(value, WHOLE):
             return int(value)
         if isinstance(value, (float, np.floating, bfloat16)):

@@ -18,7 +18,7 @@ let guesses = stored();  // {name: a number, a choice or null}, of locked forms
 const entries = (form) => [...form.querySelectorAll("input, select")];
 const isLocked = (form) => entries(form).every(({ name }) => name in guesses);
 
-/** The guess of a field: a number, a choice, null for an empty field, undefined for what is no number. */
+/** The guess of a field: a number, a choice, null for an empty field, undefined for anything else. */
 function guessOf(entry) {
   const typed = entry.value.trim();
   if (typed === "") return null;

@@ -64,7 +64,7 @@ CASE = Case(
     mended=mended_kernel,
     examine=examine,
     guilty="page = block_table[(position + 1) // BLOCK_SIZE]",
-    solution="The page is that of the next position. For three positions out of four the two are the same; the last one of each page "
+    solution="The page belongs to the next position. For three positions out of four the two are the same; the last one of each page "
     "goes to the last slot of the page after it. So each page ends with the key of four tokens before, and the first page "
     "with what its last owner left there, zeros at first. In the simulator, memory that was never written is known as such: "
     "the reader of the cache stops at the last slot of the first page. The line of the finding is where the mistake shows; "

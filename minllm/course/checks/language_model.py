@@ -7,7 +7,7 @@ from minllm.course.exercise import Exercise, Rung
 from minllm.engine.scoring import windows
 
 VOCABULARY = 6
-ALL_HIDDEN = "NaN: a row of -inf has the maximum -inf, and -inf - -inf is no number; subtract a maximum only where it is finite."
+ALL_HIDDEN = "NaN: a row of -inf has the maximum -inf, and -inf - -inf is not a number; subtract a maximum only where it is finite."
 UNSHIFTED = "the maximum was not subtracted: exp of a large logit is infinite, and of a very negative one 0, whose logarithm is -inf."
 
 
