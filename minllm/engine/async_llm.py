@@ -86,8 +86,8 @@ class AsyncLLM(NotCopied):
         return self._llm.get_default_sampling_params()
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, request_id: str | None = None, priority: int = 0,
-        deadline: float | None = None, cache_salt: str | None = None, final_only: bool = False,
+        self, prompt: Prompt | Callable[[], Prompt], sampling_params: SamplingParams | None = None, *, request_id: str | None = None,
+        priority: int = 0, deadline: float | None = None, cache_salt: str | None = None, final_only: bool = False,
     ) -> AsyncIterator[RequestOutput]:  # fmt: skip
         """Continues one prompt, and yields its output so far whenever there are new tokens; the last output is `finished`.
 

@@ -23,8 +23,8 @@ def cache_shape(
             found = kv_format(kv_cache_dtype, config.head_dim)
         except KernelArgumentError as error:
             raise InvalidOptionError(f"kv_cache_dtype={kv_cache_dtype!r} is not allowed with this model: {error}") from error
-    heads = dict(kv_heads=config.num_key_value_heads, head_dim=config.head_dim)
-    return CacheShape(config.num_hidden_layers, block_size, **heads, dtype=dtype, format=found, residual_window=residual_window)
+    heads = (config.num_key_value_heads, config.head_dim)
+    return CacheShape(config.num_hidden_layers, block_size, *heads, dtype=dtype, format=found, residual_window=residual_window)
 
 
 def with_sliding_layers(shape: CacheShape, config: ModelConfig, options: EngineOptions) -> CacheShape:

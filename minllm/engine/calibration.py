@@ -59,7 +59,7 @@ def calibrate(ops, model, shape: CacheShape, tokenizer, max_tokens: int) -> Cali
         return None
     keys, values = cached_numbers(ops, model, shape, calibration_tokens(tokenizer, model.config.vocab_size, max_tokens))
     smoothing = smoothing_of(keys)
-    if not shape.format.is_float:
+    if shape.format is None or not shape.format.is_float:
         return Calibration(smoothing, None)
     smoothed = (keys - smoothing[:, None, 0]) * smoothing[:, None, 1]
     largest = np.stack([np.abs(x).max(axis=(1, 3)) for x in (smoothed, values)], axis=1)  # [layers, 2, kv_heads]

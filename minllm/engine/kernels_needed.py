@@ -27,7 +27,7 @@ from minllm.models.config import ModelConfig
 from minllm.models.layout import Layout, layout_of
 from minllm.models.model import Model, make_rope_tables
 from minllm.models.weights import WeightReader
-from minllm.ops.dry_run_ops import DryRunOps
+from minllm.ops.dry_run_ops import DryRun, DryRunOps
 from minllm.ops.protocol import AttentionConfig
 from minllm.parallel.dry_run_ranks import DryRunRankOps, Split
 from minllm.parallel.split_weights import SplitEmbedding, attention_of_rank
@@ -74,12 +74,13 @@ def launches_needed(shape: EngineShape) -> list[RecordedLaunch]:
         ops = dry_ops(shape)
         model = dry_model(ops, shape)
         layers = len(model.weights.layers)
-        cache = dry_cache(ops, replace(shape, cache=with_layers_of(shape.cache, model)), layers)
+        cache: Any = dry_cache(ops, replace(shape, cache=with_layers_of(shape.cache, model)), layers)
         if is_calibrated(shape.cache):
             tokens = [0] * min(CALIBRATION_TOKENS, shape.max_model_len)
             cached_numbers(ops, model, replace(shape.cache, num_layers=layers), tokens)
+        no_policy: Any = None  # a dry run has no sequences
         runner = ModelRunner(
-            ops, model, cache, None, max_num_seqs=shape.max_num_seqs, max_num_batched_tokens=shape.max_num_batched_tokens,
+            ops, model, cache, no_policy, max_num_seqs=shape.max_num_seqs, max_num_batched_tokens=shape.max_num_batched_tokens,
             max_model_len=shape.max_model_len, machine=DryRunMachine(), uses_graphs=shape.uses_graphs,
         )  # fmt: skip
         if SamplingKind.ADJUSTED in shape.kinds:
@@ -133,11 +134,11 @@ def run_decodes(runner: ModelRunner, shape: EngineShape) -> None:
             run(runner, [], decoding=[shape.max_model_len - 1] * rows)
         return
     graphs, kinds = runner.graphs, shape.kinds
-    rows = (graphs.decode_sizes[0], graphs.decode_sizes[-1])
-    keys = graphs.keys(kinds[:1]) + [GraphKey(n, n, 0, *one) for n in rows for one in itertools.product(graphs.widths, kinds)]
+    sizes = (graphs.decode_sizes[0], graphs.decode_sizes[-1])
+    keys = graphs.keys(kinds[:1]) + [GraphKey(n, n, 0, *one) for n in sizes for one in itertools.product(graphs.widths, kinds)]
     if not shape.cache.residual_window:  # the head multiplies the rows of all sequences
-        sizes, most = [(0, 1), *((decodes, graphs.most_prompts) for decodes in graphs.mixed_sizes)], graphs.token_sizes[-1]
-        keys += [GraphKey(most, *numbers, graphs.widths[-1], kinds[-1]) for numbers in sizes]
+        most, mixed = graphs.token_sizes[-1], [(0, 1), *((decodes, graphs.most_prompts) for decodes in graphs.mixed_sizes)]
+        keys += [GraphKey(most, *numbers, graphs.widths[-1], kinds[-1]) for numbers in mixed]
     for key in dict.fromkeys(keys):
         graphs.capture(key, runner.uploads)
 
@@ -153,22 +154,21 @@ def run(
     """Run a forward of prompt chunks, each of which gets a token, behind sequences that decode at these positions."""
     cache, ops = runner.cache, runner.ops
     last = [end - 1 for end in itertools.accumulate(len(chunk.token_ids) for chunk in chunks)]
-    batch = build_batch(chunks, last, cache.block_size, cache.shape.residual_window) if chunks else None
-    if decoding:
-        batch = behind_decodes(batch, decoding, cache.block_size)
+    prompts = build_batch(chunks, last, cache.block_size, cache.shape.residual_window) if chunks else None
+    batch = behind_decodes(prompts, decoding, cache.block_size) if decoding or prompts is None else prompts
     slots, batch = ops.zeros((len(chunks) + len(decoding),), np.int32), to_backend(batch, ops)
     if cache.shape.residual_window and decoding:
         batch = replace(batch, recent=runner.recent_rows(slots))
     runner.compute(slots, batch, kind)
 
 
-def dry_ops(shape: EngineShape) -> DryRunOps | DryRunRankOps:
+def dry_ops(shape: EngineShape) -> DryRun:
     """The operations of the engine, or of one of its ranks."""
     dtype, variants = str(shape.cache.dtype), shape.kernel_variants
     return DryRunOps(dtype, variants) if shape.split is None else DryRunRankOps(dtype, variants, shape.split)
 
 
-def dry_model(ops: DryRunOps, shape: EngineShape) -> Model:
+def dry_model(ops: DryRun, shape: EngineShape) -> Model:
     """The model with some layers of each kind, and arrays without contents."""
     layout = layout_of(shape.config if shape.split is None else shape.split.config, weight_format=shape.weight_format)
     kinds: dict[str, list[Any]] = {}
@@ -182,7 +182,7 @@ def dry_model(ops: DryRunOps, shape: EngineShape) -> Model:
 class DryRunReader(WeightReader):
     """Makes the arrays of a layout without reading a checkpoint."""
 
-    def __init__(self, ops: DryRunOps, layout: Layout, split: Split | None = None):
+    def __init__(self, ops: DryRun, layout: Layout, split: Split | None = None):
         self.ops, self.layout, self.plain, self.split = ops, layout, plain_format(ops.dtype), split
 
     def tensor(self, stored: StoredTensor) -> Any:
@@ -194,8 +194,9 @@ class DryRunReader(WeightReader):
 
     def read(self, value: Any) -> Any:
         """The value with an array for every leaf; attention computes the rank's heads."""
-        is_split = self.split is not None and isinstance(value, AttentionConfig)
-        return super().read(attention_of_rank(value, self.split.ranks) if is_split else value)
+        if self.split is not None and isinstance(value, AttentionConfig):
+            value = attention_of_rank(value, self.split.ranks)
+        return super().read(value)
 
     def linear(self, stored: StoredLinear, rank: int = 0, ranks: int = 1) -> Linear:
         """A Linear of this shape, or of the shape of the rank's part."""
@@ -208,7 +209,7 @@ class DryRunReader(WeightReader):
 
     def tied_head(self, embedding: Any) -> Linear:
         """The head that multiplies by the embedding."""
-        head = self.layout.model.lm_head
+        head: Any = self.layout.model.lm_head  # a StoredLinear, as all Linears of a layout
         shard, weight = self._shard(head), embedding if self.split is None else embedding.rows
         return Linear(weight, None, self.plain, self._shape(head, shard), shard)
 
@@ -231,16 +232,17 @@ def with_layers_of(cache: CacheShape, model: Model) -> CacheShape:
     return replace(cache, sliding=replace(cache.sliding, layers=local))
 
 
-def dry_cache(ops: DryRunOps, shape: EngineShape, layers: int) -> KVCache | VirtualKVCache:
+def dry_cache(ops: DryRun, shape: EngineShape, layers: int) -> KVCache | VirtualKVCache:
     """A cache of these layers with room for one sequence."""
     if shape.virtual_cache:  # a token's layers lie side by side, so array sizes depend on the number of all layers
-        virtual = VirtualKVCache(DryRunPages(ops.memory.memory), shape.cache, 1, shape.max_model_len, 1)
+        virtual = VirtualKVCache(DryRunPages(ops.device_addresses), shape.cache, 1, shape.max_model_len, 1)
         virtual.layers = virtual.layers[:layers]
         return virtual
     wanted = replace(shape.cache, num_layers=layers)
     room = window_room(wanted.residual_window, shape.max_num_seqs, shape.max_num_batched_tokens)
     cache = KVCache(ops, wanted, blocks_needed(shape.max_model_len, wanted.block_size), room, num_local=0 if wanted.sliding is None else 2)
     if is_calibrated(wanted):
-        scales = np.zeros((wanted.num_layers, 2, wanted.kv_heads), np.float32) if wanted.format.is_float else None
+        is_float = wanted.format is not None and wanted.format.is_float
+        scales = np.zeros((wanted.num_layers, 2, wanted.kv_heads), np.float32) if is_float else None
         cache.calibrate(np.zeros((wanted.num_layers, 3, wanted.kv_heads, wanted.head_dim), np.float32), scales, ops)
     return cache

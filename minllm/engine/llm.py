@@ -14,6 +14,7 @@ from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress, check_progress, progress_bars, request_bar
 from minllm.engine.ranks.launched import called_on_all_ranks
+from minllm.engine.ranks.rank_runner import LeadingRunner
 from minllm.engine.ranks.start import load_ranks
 from minllm.engine.requests.beam_search import Beam
 from minllm.engine.requests.beam_search_params import BeamSearchParams
@@ -252,7 +253,8 @@ class LLM(NotCopied):
                 self.llm_engine.abort_all()
                 turn.close()
                 self._engine.close()
-        self._engine = self.llm_engine = None
+        closed: Any = None
+        self._engine = self.llm_engine = closed
 
     def __enter__(self) -> "LLM":
         return self
@@ -267,7 +269,7 @@ class LLM(NotCopied):
 
     def _scorer(self) -> Scorer:
         engine = self.engine
-        score = None if engine.processes is None else engine.runner.score
+        score = engine.runner.score if engine.processes is not None and isinstance(engine.runner, LeadingRunner) else None
         return Scorer(engine.ops, engine.model, engine.cache, engine.cache_policy, self.options.max_num_batched_tokens, score)
 
     def _scored_tokens(self, token_ids: list[int]) -> list[int]:
@@ -276,7 +278,7 @@ class LLM(NotCopied):
             raise InvalidRequestError(f"{len(token_ids)} tokens are more than max_model_len={self.max_model_len}: give fewer.")
         return token_ids
 
-    def _run(self, requests: list[list[Sequence]], output_of: Callable[[list[Sequence]], Any], use_tqdm: Any = False) -> list[Any]:
+    def _run(self, requests: list[list[Sequence]], output_of: Callable[[list[Any]], Any], use_tqdm: Any = False) -> list[Any]:
         """Run checked requests until they end; returns the output of each. If some failed, raises as generate() does."""
         core = self.llm_engine.core
         with request_bar(use_tqdm, len(requests)) as show:
@@ -316,13 +318,13 @@ class LLM(NotCopied):
     def _listed(self, params: Any) -> list[Any]:
         """The parameters that a call was given, in a list."""
         given = self._default_params if params is None else params
-        return given if isinstance(given, list | tuple) else [given]
+        return list(given) if isinstance(given, list | tuple) else [given]
 
     def _params_for(self, count: int, given: Any, kind: type) -> list[Any]:
         """The parameters of each request, of the class `kind`."""
         if given is None and kind is SamplingParams:
             given = self._default_params
-        many = given if isinstance(given, list | tuple) else [given] * count
+        many = list(given) if isinstance(given, list | tuple) else [given] * count
         if len(many) != count:
             raise InvalidRequestError(f"{len(many)} {kind.__name__} were given for {count} prompts: give one for all, or one for each.")
         first = "temperature=..." if kind is SamplingParams else "beam_width=..."

@@ -27,7 +27,7 @@ from minllm.engine.make_speculator import (
 )  # fmt: skip
 from minllm.engine.max_model_len import fitted_model_len, wanted_model_len
 from minllm.engine.memory_budget import cache_budget, check_sizes_fit, check_weights_fit
-from minllm.engine.options import EngineOptions
+from minllm.engine.options import BLOCK_SIZE, EngineOptions
 from minllm.engine.precompile import precompile
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.share import RankShare, captures_steps
@@ -114,7 +114,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     ops = _make_ops(device, dtype, options) if share is None else share.make_ops(device, dtype, options, config)
     part = config if share is None else share.part(config)
     _check_expert_widths(device, part, weight_format)
-    shape = cache_shape(part, ops.dtype, options.block_size, options.kv_cache_dtype, options.kv_cache_residual_window)
+    shape = cache_shape(part, ops.dtype, options.block_size or BLOCK_SIZE, options.kv_cache_dtype, options.kv_cache_residual_window or 0)
     shape = with_sliding_layers(shape, part, options) if share is None else share.shared(shape, ops)
     check_shape(device, shape)
     wanted_len = wanted_model_len(options, config, shape, _budget(device, ops, part, options, weight_format, share))
@@ -130,7 +130,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
         )  # fmt: skip
         compiling.wait(kernels_compiled)
     random_seed = options.seed if options.load_format == "dummy" else None
-    draft = load_draft(options.speculative_config, ops, tokenizer, config.vocab_size, wanted_len, random_seed)
+    draft = load_draft(options.speculation, ops, tokenizer, config.vocab_size, wanted_len, random_seed)
     of_draft = draft_shape(draft, ops, device, shape.block_size)
     calibration = calibrate(ops, model, shape, tokenizer, wanted_len)
     budget = budget_beside_draft(_budget(device, ops, part, options, weight_format, share), shape, of_draft)
@@ -140,8 +140,8 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
         cache.calibrate(calibration.smoothing, calibration.scales, ops)
     cache_of_draft = draft_cache(of_draft, ops, policy)
     drafts = None
-    if options.speculative_config is not None:
-        drafts = make_source(options.speculative_config, ops, draft, cache_of_draft, options.max_num_seqs)
+    if options.speculation is not None:
+        drafts = make_source(options.speculation, ops, draft, cache_of_draft, options.max_num_seqs)
     runner = _make_runner(
         ModelRunner if share is None else share.runner, device, ops, model, cache=cache, policy=policy, options=options,
         max_model_len=max_model_len, drafts=drafts,
@@ -149,7 +149,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     scheduler = Scheduler(
         POLICIES[options.scheduling_policy](), KVCacheManager(policy, LENGTH_PREDICTIONS[options.length_prediction]()),
         make_preemption(device, ops, config, cache, policy, options, cache_of_draft), options.max_num_seqs, options.max_num_batched_tokens,
-        make_speculation(options.speculative_config, device, config, draft),
+        make_speculation(options.speculation, device, config, draft),
     )  # fmt: skip
     eos_token_ids = _eos_token_ids(generation_config, config, tokenizer)
     return Engine(
@@ -284,7 +284,7 @@ def _check_capability(weight_format: WeightFormat) -> None:
 
 def _check_soft_cap(device: str, config: ModelConfig, options: EngineOptions) -> None:
     """Raises InvalidOptionError for options for which attention with bounded scores has no kernels on a GPU."""
-    drafts = options.speculative_config
+    drafts = options.speculation
     if device == "cpu" or not config.attention_soft_cap:
         return
     if options.kv_cache_dtype != "auto" or (drafts is not None and drafts.tree):
@@ -302,7 +302,7 @@ def _check_own_kernels(options: EngineOptions, config: ModelConfig, weight_forma
         raise InvalidOptionError(f'Your {stage} kernel multiplies 4-bit weights, and this model has none: add quantization="int4".')
     if "sort_by_expert" in (options.kernel_variants or {}) and not config.num_experts:
         raise InvalidOptionError("Your sort_by_expert kernel is for experts, and this model has no experts: take a Qwen2-MoE or Qwen3-MoE.")
-    drafts = options.speculative_config
+    drafts = options.speculation
     if "accept" in (options.kernel_variants or {}) and (drafts is None or drafts.synthetic_acceptance_rate is not None or drafts.tree):
         what = "nothing is drafted" if drafts is None else "a path of a tree is accepted" if drafts.tree else "chance accepts the drafts"
         raise InvalidOptionError(
@@ -322,8 +322,9 @@ def _simulated_stage_ops(dtype: str, options: EngineOptions):
     """NumPy operations, with the kernels of some stages run in the simulator."""
     from minllm.ops.own_kernels import own_kernels
 
-    own = own_kernels(options.kernel_variants)
-    if len(own) < len(options.kernel_variants):
+    variants = options.kernel_variants or {}
+    own = own_kernels(variants)
+    if len(own) < len(variants):
         raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
     from minllm.ops.simulated_stage import SimulatedStageOps
 
@@ -334,10 +335,10 @@ def _make_runner(
     kind: type[ModelRunner], device: str, ops, model: Model, cache: KVCache, policy: CachePolicy, options: EngineOptions,
     max_model_len: int, drafts: DraftSource | None,
 ) -> ModelRunner:  # fmt: skip
-    machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculative_config
+    machine, wanted = HostMachine() if device == "cpu" else CudaMachine(ops), options.speculation
     uses_graphs = device == "cuda" and captures_steps(options)
     speculator = None
-    if wanted is not None:
+    if wanted is not None and drafts is not None:
         speculator = functools.partial(make_speculator, wanted, drafts, ops, machine, max_model_len=max_model_len, cache=cache)
         max_model_len += wanted.rows_beyond
     return kind(

@@ -83,11 +83,11 @@ def draft_cache(of_draft: CacheShape | None, ops: Any, policy: CachePolicy) -> K
 def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache: KVCache | None, num_slots: int) -> DraftSource:
     """The source of drafts that `config` names."""
     if config.method == "lookahead":
-        return LookaheadDrafts(ops, num_slots, config.window, config.ngram_size, config.guess_set_size)
-    if draft is not None:
+        return LookaheadDrafts(ops, num_slots, *config.lookahead_sizes)
+    if draft is not None and cache is not None:
         kind = DraftModel if config.tree is None else TreeModel
         return kind(ops, draft, cache, config.draft_sample_method == "probabilistic")
-    return NgramDrafts(ops, config.prompt_lookup_max, config.prompt_lookup_min)
+    return NgramDrafts(ops, *config.lookup_sizes)
 
 
 def make_speculation(config: SpeculativeConfig | None, device: str, model: ModelConfig, draft: Model | None) -> Speculation | None:
@@ -98,7 +98,7 @@ def make_speculation(config: SpeculativeConfig | None, device: str, model: Model
     """
     if config is None:
         return None
-    best, interval, most = None, None, config.num_speculative_tokens
+    best, interval, most = None, None, config.num_drafts
     is_constant = config.num_speculative_tokens_schedule == "constant"
     gpu = None if device == "cpu" or config.tree is not None or is_constant else _known_gpu()
     if gpu is not None:
@@ -127,7 +127,7 @@ def make_speculator(
     config: SpeculativeConfig, source: DraftSource, ops: Any, machine: Any, slots: Slots, max_model_len: int, cache: KVCache
 ) -> Speculator:  # fmt: skip
     """The speculator of these slots. cache: the model's. Raises InvalidOptionError if no sequence is long enough for the drafts."""
-    num_drafts = config.num_speculative_tokens
+    num_drafts = config.num_drafts
     if num_drafts > max_model_len - 2:
         raise InvalidOptionError(
             f"speculative_config: num_speculative_tokens={num_drafts} is not allowed: the KV cache has room for {max_model_len} tokens of "

@@ -13,7 +13,7 @@ import numpy as np
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.capacity import CacheBudget, activation_bytes
 from minllm.costs.parameters import widest_activation
-from minllm.engine.options import EngineOptions
+from minllm.engine.options import BLOCK_SIZE, EngineOptions
 from minllm.errors import OutOfMemoryError
 from minllm.kernels.slots.state import slot_layout
 from minllm.machine.host import available_host_bytes
@@ -50,7 +50,7 @@ def check_weights_fit(device: str, ops: Any, config: ModelConfig, weight_format:
 def check_sizes_fit(device: str, ops: Any, config: ModelConfig, options: EngineOptions, max_model_len: int) -> None:
     """Raises OutOfMemoryError if an option alone asks for more than the free memory, by its name, before any of it is allocated."""
     host = available_host_bytes()
-    words = sum(field.size for field in slot_layout(1, blocks_needed(max_model_len, options.block_size)).values())
+    words = sum(field.size for field in slot_layout(1, blocks_needed(max_model_len, options.block_size or BLOCK_SIZE)).values())
     free = host if device == "cpu" else min(host, ops.device_memory()[0])
     most = min(free // (4 * words + SLOT_OBJECTS), (2**31 - 1) // words)  # the words of all slots have int32 indices
     if options.max_num_seqs > most:

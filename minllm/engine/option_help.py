@@ -23,15 +23,15 @@ def check_names(given: dict[str, Any]) -> None:
 def meanings(options: type) -> dict[str, str]:
     """{option: meaning}, the texts under the fields of a class of options; empty if its source cannot be read."""
     try:
-        body = ast.parse(inspect.getsource(options)).body[0].body
+        body: list[Any] = next(one.body for one in ast.parse(inspect.getsource(options)).body if isinstance(one, ast.ClassDef))
     except OSError:
         return {}
     pairs = zip(body, body[1:], strict=False)
     texts = [(field, text) for field, text in pairs if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)]
-    return {field.target.id: " ".join(text.value.value.split()) for field, text in texts}
+    return {ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split()) for field, text in texts}
 
 
-def shows_options(llm: type) -> type:
+def shows_options(llm: Any) -> Any:
     """Decorate LLM: its signature and docstring, and so help(LLM), show every option with type, default and meaning."""
     from minllm.engine.options import EngineOptions  # which the help of commands, with meanings of other classes, has no need to import
 

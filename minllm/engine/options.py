@@ -10,7 +10,7 @@ from typing import Any
 
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
-from minllm.engine.speculative_config import speculative_config
+from minllm.engine.speculative_config import SpeculativeConfig, speculative_config
 from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, default_window
 from minllm.kernels.quantization.groups import TOKEN_GROUP
@@ -207,16 +207,17 @@ class EngineOptions:
 
     def _check_speculation(self) -> None:
         """Turn the option into a SpeculativeConfig, and check it against the other options."""
-        object.__setattr__(self, "speculative_config", speculative_config(self.speculative_config))
-        if self.speculative_config is None:
+        config = speculative_config(self.speculative_config)
+        object.__setattr__(self, "speculative_config", config)
+        if config is None:
             return
-        name, drafts = "num_speculative_tokens", self.speculative_config.num_speculative_tokens
+        name, drafts = "num_speculative_tokens", config.num_drafts
         window, meaning = self.kv_cache_residual_window, "None with a residual window, whose newest tokens rejected drafts would overwrite"
-        _check(not window, "speculative_config", self.speculative_config, meaning)
-        has_blocks = self.speculative_config.method != "draft_model" or self.kv_cache_policy != "virtual"
+        _check(not window, "speculative_config", config, meaning)
+        has_blocks = config.method != "draft_model" or self.kv_cache_policy != "virtual"
         shared = "of a method without a model with the virtual policy: a draft model shares the block tables of a paged or contiguous cache"
-        _check(has_blocks, "speculative_config", self.speculative_config, shared)
-        if self.speculative_config.tree is not None:
+        _check(has_blocks, "speculative_config", config, shared)
+        if config.tree is not None:
             self._check_tree()
         for limit in ("max_num_batched_tokens", "max_model_len"):
             most = getattr(self, limit)
@@ -282,15 +283,21 @@ class EngineOptions:
         is_size = isinstance(window, Integral) and not isinstance(window, bool) and window >= 0 and window % TOKEN_GROUP == 0
         _check(is_size, name, window, f"a number of tokens, a multiple of {TOKEN_GROUP}, or 0 for no window")
         _check(not window or self.kv_cache_dtype != "auto", name, window, 'for a quantised cache: kv_cache_dtype="auto" keeps all as it is')
-        _check(window or not by_channel, name, window, f"at least {TOKEN_GROUP} with {self.kv_cache_dtype}, whose codes are made by groups")
+        grouped = f"at least {TOKEN_GROUP} with {self.kv_cache_dtype}, whose codes are made by groups"
+        _check(bool(window) or not by_channel, name, window, grouped)
         prefixes = "False with a residual window, whose tokens are not in the blocks that prompts could share"
         _check(not (window and self.enable_prefix_caching), "enable_prefix_caching", self.enable_prefix_caching, prefixes)
-        is_whole = not by_channel or self.kv_cache_policy != "paged" or self.block_size % TOKEN_GROUP == 0
+        is_whole = not by_channel or self.kv_cache_policy != "paged" or (self.block_size or 0) % TOKEN_GROUP == 0
         _check(is_whole, "block_size", self.block_size, f"a multiple of {TOKEN_GROUP} with kv_cache_dtype={self.kv_cache_dtype!r}")
 
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
-        _check(isinstance(value, Integral) and not isinstance(value, bool) and value >= 1, name, value, "an integer of at least 1")
+        _check(isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1, name, value, "an integer of at least 1")
+
+    @property
+    def speculation(self) -> SpeculativeConfig | None:
+        """speculative_config, which may be given as a dictionary, as a SpeculativeConfig."""
+        return speculative_config(self.speculative_config)
 
     @property
     def num_ranks(self) -> int:
@@ -315,7 +322,7 @@ class EngineOptions:
     @property
     def max_num_logits(self) -> int:
         """The most rows of a step that get logits: one per sequence, and one per draft."""
-        drafts = 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+        drafts = 0 if self.speculation is None else self.speculation.num_drafts
         return min(self.max_num_seqs * (1 + drafts), max(self.max_num_seqs, self.max_num_batched_tokens))
 
     def resolved_device(self) -> str:

@@ -30,9 +30,10 @@ def progress_bars(progress: bool | Progress) -> Iterator[Progress | None]:
         return
     from rich.console import Console
     from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
     with Bars(console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
         def report(task: str, done: int, total: int) -> None:
             if task not in tasks:

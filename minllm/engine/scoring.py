@@ -20,7 +20,8 @@ from minllm.engine.running.batch_arrays import build_batch, chunks, to_backend
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import forward
-from minllm.ops.protocol import Batch
+from minllm.models.model import Model
+from minllm.ops.protocol import Batch, Ops
 
 MAX_LOGITS = 2**26  # numbers in one chunk's logits, 256 MiB in float32
 
@@ -36,8 +37,8 @@ class ScoredText:
 class Scorer:
     """Computes logits of given tokens with a model and some blocks of its cache, which it frees afterwards."""
 
-    ops: object
-    model: object
+    ops: Ops
+    model: Model
     cache: KVCache
     policy: CachePolicy
     max_num_batched_tokens: int
@@ -51,7 +52,7 @@ class Scorer:
             self.policy.append(owner, token_ids[1:])
             table = self.policy.table(owner)
             window = self.cache.shape.residual_window
-            ring = self.cache.room.scoring_ring if window else 0
+            ring = 0 if self.cache.room is None else self.cache.room.scoring_ring
             step = max(1, min(self.max_num_batched_tokens, MAX_LOGITS // self.model.config.vocab_size))
             for span in chunks(token_ids, step, table, ring):
                 skipped = min(max(0, first_row - span.start), len(span.token_ids))

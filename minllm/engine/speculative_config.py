@@ -102,9 +102,10 @@ class SpeculativeConfig:
             self._default(name, value)
             least = 2 if name == "ngram_size" else 1
             _check_integer(name, getattr(self, name), f"an integer of at least {least}", least=least)
-        rows = (self.ngram_size - 1) * (self.window + self.guess_set_size)
+        window, ngram_size, guess_set_size = self.lookahead_sizes
+        rows = (ngram_size - 1) * (window + guess_set_size)
         if rows > MOST_NODES:
-            given = f"window={self.window}, ngram_size={self.ngram_size}, guess_set_size={self.guess_set_size}"
+            given = f"window={window}, ngram_size={ngram_size}, guess_set_size={guess_set_size}"
             raise InvalidOptionError(
                 f"speculative_config: {given} are not allowed together: (ngram_size - 1) * (window + guess_set_size) = {rows} rows of a "
                 f"step; there may be {MOST_NODES}."
@@ -161,13 +162,28 @@ class SpeculativeConfig:
     def tree(self) -> TokenTree | None:
         """The tree of drafts; None if each draft follows the one before it."""
         if self.method == "lookahead":
-            return TokenTree.lookahead(self.window, self.ngram_size, self.guess_set_size)
+            return TokenTree.lookahead(*self.lookahead_sizes)
         return None if self.speculative_token_tree is None else TokenTree.parse(self.speculative_token_tree)
 
     @property
     def rows_beyond(self) -> int:
         """Cache slots that a sequence may need behind its last token: one for each node of a tree."""
-        return 0 if self.tree is None else self.num_speculative_tokens
+        return 0 if self.tree is None else self.num_drafts
+
+    @property
+    def num_drafts(self) -> int:
+        """The most drafts that a step verifies of each sequence."""
+        return self.num_speculative_tokens or 0
+
+    @property
+    def lookahead_sizes(self) -> tuple[int, int, int]:
+        """(window, ngram_size, guess_set_size) of lookahead decoding; 0 for other methods."""
+        return self.window or 0, self.ngram_size or 0, self.guess_set_size or 0
+
+    @property
+    def lookup_sizes(self) -> tuple[int, int]:
+        """(longest, shortest) n-gram that is looked up; 0 for other methods."""
+        return self.prompt_lookup_max or 0, self.prompt_lookup_min or 0
 
 
 def speculative_config(given: Any) -> SpeculativeConfig | None:

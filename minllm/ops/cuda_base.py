@@ -35,7 +35,8 @@ class CudaBase(ComposedOps):
         self.own = own_kernels(kernel_variants or {})
         self.variants = check_variants({stage: name for stage, name in (kernel_variants or {}).items() if stage not in self.own})
         self.memory: DeviceMemory | None = None  # the next three are None in the simulator
-        self.core_stream, self.stream = None, None
+        self.core_stream: Any = None
+        self.stream: Any = None
         self.capability: tuple[int, int] | None = None
         self.counts: dict[tuple[int, ...], Any] = {}
         self.uploader: Any = None  # set while many weights are made

@@ -17,7 +17,8 @@ class DryRun(CudaOps):
 
     def assume_gpu(self) -> None:
         """Allocate addresses in place of memory, on the assumed GPU."""
-        self.memory, self.capability = DeviceMemory(Addresses(), caching=False), current_device().compute_capability
+        self.device_addresses = Addresses()
+        self.memory, self.capability = DeviceMemory(self.device_addresses, caching=False), current_device().compute_capability
 
     def array(self, host_array: np.ndarray) -> Any:
         """An array of this shape and dtype."""

@@ -78,6 +78,11 @@ class Batch:
     first_node: int = 0  # the tree's node in the first row of each verification; earlier nodes are in the cache
 
     @property
+    def num_runs(self) -> int:
+        """The number of sampled sequences for which `room` is known."""
+        return 0 if self.room is None else self.room.shape[0]
+
+    @property
     def wanted_rows(self) -> Array | None:
         """The rows that get logits; None if all do, because all sequences decode."""
         return None if self.num_decodes == self.num_sequences else self.logits_rows

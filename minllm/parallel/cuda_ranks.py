@@ -16,6 +16,7 @@ from minllm.kernels.split_vocabulary.join import join_parts
 from minllm.kernels.split_vocabulary.lookup import split_embedding
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.protocol import Batch, NormWeights
+from minllm.parallel.communicator import Communicator
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.pipeline import PipelineStage
@@ -27,6 +28,8 @@ from minllm.weights.shard import INPUTS
 
 class TensorParallelCudaOps(TensorParallel, CudaOps):
     """A rank of the GPU engine. `communicator` must be set before a forward. options: those of CudaOps."""
+
+    world: Communicator  # of all ranks; `communicator` has those of this rank's stage
 
     def __init__(self, dtype: Any, grid: Grid, vocab_size: int, hidden_size: int, **options: Any):
         super().__init__(dtype, **options)

@@ -55,6 +55,13 @@ class Rank(NamedTuple):
     own_gpu: int | None = None  # None: the rank's number
 
     @property
+    def to_leader(self) -> Connection:
+        """The channel to rank 0. Raises CommunicationError on rank 0."""
+        if self.channel is None:
+            raise CommunicationError("rank 0 has no channel to itself")
+        return self.channel
+
+    @property
     def gpu(self) -> int:
         """The number of the rank's GPU."""
         return self.rank if self.own_gpu is None else self.own_gpu
@@ -81,6 +88,10 @@ class OtherRanks:
 
     def end(self, reason: str) -> None:
         """End all ranks, unless they have ended."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the other ranks."""
         raise NotImplementedError
 
     def check(self) -> None:

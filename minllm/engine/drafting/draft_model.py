@@ -53,7 +53,7 @@ class DraftModel:
         """See DraftSource."""
         ops = self.ops
         self.compute_keys(batch)
-        runs = ops.run_slots(slots, batch.room.shape[0])
+        runs = ops.run_slots(slots, batch.num_runs)
         for index in range(drafts.drafts.shape[1]):
             rows = self._rows(batch, runs.shape[0], state, drafts.drafts.shape[1])
             ops.load_spans(runs, state, drafts, rows, self.cache.block_size, index, batch.room)

@@ -27,10 +27,10 @@ class TreeModel(DraftModel):
 
     def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> None:
         """See DraftSource."""
-        ops, tree = self.ops, drafts.tree
+        ops, tree = self.ops, drafts.nodes
         self.compute_keys(batch)
         compact(ops, self.cache, batch, chosen.path, chosen.counts)
-        count = batch.room.shape[0]
+        count = batch.num_runs
         for first, end in tree.host.levels:
             row_slots = ops.run_slots(slots, count, end - first)
             rows = self._rows(batch, count, state, len(tree), end - first)

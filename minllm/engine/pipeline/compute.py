@@ -23,7 +23,7 @@ class ComputeStage:
 
     def run(self) -> None:
         """Work until `close`; then all requests are aborted. While there are requests, it is this thread's turn to use the engine."""
-        self.core.runner.machine.use_in_this_thread()
+        self.core.runner.use_in_this_thread()
         while not self.is_closed:
             arrived = self._arrived(wait=True)
             with self.core.turn.held():
@@ -33,7 +33,7 @@ class ComputeStage:
                     self._admit(self._arrived(wait=False))
         with self.core.turn.held():
             for request in self._requests.values():
-                self.core.abort(request.sequences)
+                self.core.abort(request.begun)
 
     def abort(self, request: PipelineRequest) -> None:
         """End a request before the next step, or when it arrives here."""
@@ -58,7 +58,7 @@ class ComputeStage:
                 self._end_unseen(request)
                 continue
             try:
-                self.core.add(request.sequences[0])
+                self.core.add(request.begun[0])
                 self._requests[request.request_id] = request
             except BaseException as error:  # noqa: BLE001 - a request that can never fit, for example; the others go on
                 request.error = as_exception(error)
@@ -70,12 +70,12 @@ class ComputeStage:
             request = self._aborts.popleft()
             if self._requests.get(request.request_id) is request:
                 del self._requests[request.request_id]
-                self.core.abort(request.sequences)
+                self.core.abort(request.begun)
                 self.moved.add([request])
 
     def _end_unseen(self, request: PipelineRequest) -> None:
         """End a request that was aborted before the scheduler saw it."""
-        for sequence in request.sequences:
+        for sequence in request.begun:
             sequence.abort()
         self.moved.add([request])
 

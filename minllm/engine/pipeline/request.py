@@ -16,7 +16,9 @@ Result = RequestOutput | Exception  # an exception if the request was refused or
 class Reader(Protocol):
     """Reads the outputs of one request."""
 
-    loop: AbstractEventLoop | None  # the event loop that calls `receive`; None: any thread may call it
+    @property
+    def loop(self) -> AbstractEventLoop | None:
+        """The event loop that calls `receive`; None: any thread may call it."""
 
     def wants(self, is_last: bool) -> bool:
         """Whether the reader takes the request's present output now; True for the last one."""
@@ -42,9 +44,14 @@ class PipelineRequest:
     deadline: float | None = None
     cache_salt: str | None = None
     final_only: bool = False
-    sequences: list[Sequence] | None = None
+    sequences: list[Sequence] | None = None  # None until the prompt is tokenised
     error: Exception | None = None  # the error that ended it before it had sequences, or while its text was made
     is_aborted: bool = False
+
+    @property
+    def begun(self) -> list[Sequence]:
+        """The sequences; none until the prompt is tokenised."""
+        return self.sequences or []
 
     @property
     def is_finished(self) -> bool:

@@ -53,7 +53,7 @@ def check_shared_contexts(options: EngineOptions, device: str) -> None:
         f"kv_cache_policy={options.kv_cache_policy!r}": (options.kv_cache_policy != "paged", 'take "paged"'),
         f"kv_cache_dtype={options.kv_cache_dtype!r}": (options.kv_cache_dtype != "auto", 'take "auto"'),
         "speculative_config with a draft model": (
-            options.speculative_config is not None and options.speculative_config.method == "draft_model", "take ngram drafts"
+            options.speculation is not None and options.speculation.method == "draft_model", "take ngram drafts"
         ),
     }  # fmt: skip
     for what, (is_given, advice) in refused.items():

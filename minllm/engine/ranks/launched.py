@@ -19,6 +19,7 @@ from minllm.engine.loading import Engine, load_engine, model_config
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.check import check_split
+from minllm.engine.ranks.rank_runner import LeadingRunner
 from minllm.engine.ranks.serve import Follower
 from minllm.engine.ranks.share import RankShare
 from minllm.errors import InvalidOptionError, InvalidRequestError, MinLLMError
@@ -75,7 +76,7 @@ class LaunchedProgram:
         self._is_in_call = True
         try:
             call = Call(name, hashlib.sha256(repr(argument).encode()).hexdigest())
-            return self._lead(call, work) if self.follower is None else self._follow(call)
+            return self._lead(call, work) if self.follower is None else self._follow(self.follower, call)
         finally:
             self._is_in_call = False
 
@@ -92,16 +93,16 @@ class LaunchedProgram:
         self.ranks.send(Returned(value, None))
         return value
 
-    def _follow(self, call: Call) -> Any:
+    def _follow(self, follower: Follower, call: Call) -> Any:
         """The call of any other rank."""
         try:
-            begun = self.follower.follow()
+            begun = follower.follow()
             if begun != call:
                 raise InvalidRequestError(
                     f"Rank {self.ranks.own.rank} calls {call.name}(), and rank 0 calls {begun.name}()"
                     f"{' with another first argument' * (begun.name == call.name)}: every rank must make the same calls in the same order."
                 )
-            returned = self.follower.follow()
+            returned = follower.follow()
         except BaseException as error:
             raise self.ranks.failed(error) from error
         if returned.error is not None:
@@ -139,7 +140,7 @@ def load_launched(options: EngineOptions, progress: Progress | None = None) -> E
         engine = load_engine(options, progress, RankShare(ranks.own, options))
         follower = Follower(engine.runner, ranks.own) if launched.rank else None
         program = LaunchedProgram(ranks, follower)
-        if follower is None:
+        if isinstance(engine.runner, LeadingRunner):
             ranks.replies()  # all have loaded
             engine.runner.processes = program
     except BaseException as error:

@@ -85,8 +85,8 @@ def published(step: Step, policy: CachePolicy, reads_room: bool) -> Step:
     """The step with a SequenceView for every sequence; it can be pickled. reads_room: whether the engine speculates."""
     views: dict[int, SequenceView] = {}
 
-    def view(sequence: Sequence) -> SequenceView:
-        """The view of a sequence, made once."""
+    def view(sequence: Sequence) -> Any:
+        """The SequenceView, made once, that stands in a published step where others have the Sequence."""
         if id(sequence) not in views:
             views[id(sequence)] = _view(sequence)
         return views[id(sequence)]

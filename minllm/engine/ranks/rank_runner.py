@@ -1,6 +1,7 @@
 """The runner of a rank. Rank 0's publishes every step before executing it; the ranks meet in the collectives of the forward."""
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -11,14 +12,13 @@ from minllm.engine.ranks.published import published
 from minllm.engine.ranks.watchdog import STEP_SECONDS, Watchdog
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import to_backend
-from minllm.engine.running.forward_result import ForwardResult, PendingForward
+from minllm.engine.running.forward_result import ForwardResult, Pending
 from minllm.engine.running.host_copies import Readback
 from minllm.engine.running.model_runner import ModelRunner, masked_rows
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.ops.protocol import Batch
-from minllm.parallel.processes import OtherRanks
 
 
 class Execute(NamedTuple):
@@ -42,7 +42,7 @@ class Capture(NamedTuple):
 class CheckedForward:
     """A PendingForward on rank 0: its results are valid only if no rank has ended meanwhile; if it fails, all ranks end."""
 
-    def __init__(self, result: PendingForward, runner: "LeadingRunner"):
+    def __init__(self, result: Pending, runner: "LeadingRunner"):
         self._result, self._runner = result, runner
 
     def wait(self) -> ForwardResult:
@@ -60,7 +60,7 @@ class CheckedForward:
 class FaultlessForward:
     """A PendingForward with results that are valid only if no kernel of this rank has given up waiting for a peer."""
 
-    def __init__(self, result: PendingForward, fault: Readback, check: Callable[[np.ndarray], None]):
+    def __init__(self, result: Pending, fault: Readback, check: Callable[[np.ndarray], None]):
         self._result, self._fault, self._check = result, fault, check
 
     def wait(self) -> ForwardResult:
@@ -110,16 +110,18 @@ class RankRunner(ModelRunner):
         """The spans of each forward: as many micro-batches as there are stages, so that every stage has one to work on."""
         return [part for spans in super().forwards(step) for part in micro_batches(spans, self.num_stages)]
 
-    def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> list[PendingForward]:
+    def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> Many[Pending]:
         """Launch forwards. A stage computes all micro-batches before it waits for the first one's tokens, chosen by the last stage."""
         if self.num_stages == 1:
             return super()._launch_all(forwards, makes_drafts)
         begun = [self._begin(spans) for spans in forwards]
         return [self._finish(spans, *one) for spans, one in zip(forwards, begun, strict=True)]
 
-    def _read(self, *computed: Any, **sampled: Any) -> PendingForward | FaultlessForward:
+    def _read(
+        self, tokens: Any, logits: Any, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
+    ) -> Pending:
         """Start copying the results of a forward to the host, and the fault that kernels between peers may have recorded."""
-        found, fault = super()._read(*computed, **sampled), self.ops.fault()
+        found, fault = super()._read(tokens, logits, *verified, sampled=sampled, rows=rows, scored=scored), self.ops.fault()
         if fault is None:
             return found
         return FaultlessForward(found, Readback(self.machine, self._pinned, [fault]), self.ops.communicator.check)
@@ -130,7 +132,7 @@ class RankRunner(ModelRunner):
         batch, slots = self._sent(*self._batch(spans, slots, _scored(spans)), _sampled(spans))
         return slots, batch, self.logits_of(slots, batch)
 
-    def _finish(self, spans: list[Span], slots: Any, batch: Batch, logits: Any) -> PendingForward:
+    def _finish(self, spans: list[Span], slots: Any, batch: Batch, logits: Any) -> Pending:
         """Launch the choice of a forward's tokens."""
         sampled = _sampled(spans)
         _, rows = self._rows(spans, sampled)
@@ -143,7 +145,7 @@ class LeadingRunner(RankRunner):
     """The runner of rank 0. `processes` is set once all ranks have loaded. Raises RankError if a rank has ended."""
 
     leads = True
-    processes: OtherRanks
+    processes: Any  # OtherRanks, or a LaunchedProgram, which has its methods
     watchdog: Watchdog | None = None  # None until all ranks have warmed up
 
     def watching(self) -> AbstractContextManager:
@@ -156,7 +158,7 @@ class LeadingRunner(RankRunner):
             self.watchdog.close()
         super().close()
 
-    def execute(self, step: Step) -> list[CheckedForward]:
+    def execute(self, step: Step) -> Many[Pending]:
         """Publish a step and launch it."""
         self.processes.send(Execute(published(step, self.policy, self.speculator is not None)))
         results = self._together(lambda: super(LeadingRunner, self).execute(step))
@@ -194,7 +196,8 @@ class LeadingRunner(RankRunner):
 
 def micro_batches(spans: list[Span], count: int) -> list[list[Span]]:
     """Split spans, in their order, into up to `count` parts with about the same number of tokens."""
-    total, parts, done = sum(span.length for span in spans), [[] for _ in range(count)], 0
+    parts: list[list[Span]] = [[] for _ in range(count)]
+    total, done = sum(span.length for span in spans), 0
     for span in spans:
         parts[min(count - 1, done * count // max(1, total))].append(span)
         done += span.length

@@ -7,8 +7,9 @@ from typing import Any
 from minllm.engine.loading import load_engine
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.published import PublishedTables
-from minllm.engine.ranks.rank_runner import Capture, Execute, RankRunner, Score, forward_of
+from minllm.engine.ranks.rank_runner import Capture, Execute, Score, forward_of
 from minllm.engine.ranks.share import RankShare
+from minllm.engine.running.model_runner import ModelRunner
 from minllm.parallel.processes import Rank
 
 READY = "ready"
@@ -25,9 +26,10 @@ def serve(rank: Rank, options: EngineOptions) -> None:
 class Follower:
     """A loaded rank other than 0. Like rank 0, it launches steps ahead of reading results, but it drops the results."""
 
-    def __init__(self, runner: RankRunner, rank: Rank):
-        self.runner, self.channel = runner, rank.channel
-        runner.policy = runner.slots.policy = PublishedTables(runner.policy.block_size)
+    def __init__(self, runner: ModelRunner, rank: Rank):
+        self.runner, self.channel = runner, rank.to_leader
+        tables: Any = PublishedTables(runner.policy.block_size)  # what a runner reads of a CachePolicy
+        runner.policy = runner.slots.policy = tables
         self._launched: deque = deque()
         self.channel.send(READY)
 

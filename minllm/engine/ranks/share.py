@@ -59,10 +59,10 @@ class RankShare:
             return self._cuda_ops(dtype, options, config)
         shares = self.context_ranks > 1
         if self.grid.pipeline == 1:
-            kind = ContextParallelNumpyOps if shares else TensorParallelNumpyOps
-            return kind(dtype, self.rank.host, config.vocab_size)
-        kind = ContextParallelPipelineNumpyOps if shares else PipelineNumpyOps
-        return kind(dtype, self.grid, self.rank.host, self.stage_host, config.vocab_size, config.hidden_size)
+            of_ranks = ContextParallelNumpyOps if shares else TensorParallelNumpyOps
+            return of_ranks(dtype, self.rank.host, config.vocab_size)
+        of_stages = ContextParallelPipelineNumpyOps if shares else PipelineNumpyOps
+        return of_stages(dtype, self.grid, self.rank.host, self.stage_host, config.vocab_size, config.hidden_size)
 
     def shared(self, shape: CacheShape, ops: Any) -> CacheShape:
         """The shape of the cache, adapted if ranks share contexts."""

@@ -7,6 +7,7 @@ from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.check import check_split
 from minllm.engine.ranks.launched import load_launched
+from minllm.engine.ranks.rank_runner import LeadingRunner
 from minllm.engine.ranks.serve import serve
 from minllm.engine.ranks.share import RankShare
 from minllm.parallel.communicator import CommunicationError
@@ -30,5 +31,6 @@ def load_ranks(options: EngineOptions, progress: Progress | None = None) -> Engi
     except BaseException:
         processes.close()
         raise
-    engine.runner.processes = processes
+    if isinstance(engine.runner, LeadingRunner):
+        engine.runner.processes = processes
     return replace(engine, processes=processes)

@@ -70,7 +70,7 @@ class BeamSearch:
             return
         found = [
             Candidate(beam.cumulative_logprob + token.logprob, beam, token_id)
-            for beam in self.live for token_id, token in beam.candidates.items() if token.logprob > -np.inf
+            for beam in self.live for token_id, token in (beam.candidates or {}).items() if token.logprob > -np.inf
         ]  # fmt: skip
         found.sort(key=lambda candidate: -candidate.logprob)
         self._complete([one for one in found if one.token_id in one.beam.eos_token_ids], "stop")

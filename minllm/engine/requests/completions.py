@@ -39,14 +39,14 @@ def raise_failure(errors: list[Exception | None], outputs: list[Any]) -> None:
 
     errors: one for each request, None for one that did not fail.
     """
-    failed = [index for index, error in enumerate(errors) if error is not None]
+    failed = [(index, error) for index, error in enumerate(errors) if error is not None]
     if not failed:
         return
-    error = errors[failed[0]]
+    (first, error), *others = failed
     with suppress(Exception):  # the class of a user's error may refuse attributes
-        error.outputs = outputs
+        attributed: Any = error
+        attributed.outputs = outputs
         if len(outputs) > 1:
-            first, *others = failed
             more = f", and {len(others)} more" if others else ""
             error.add_note(f"Prompt {first} of {len(outputs)}, counted from 0, failed{more}: this error's `outputs` holds what all got.")
     raise error
@@ -75,8 +75,8 @@ def metrics_of(sequences: Many[Sequence]) -> RequestMetrics:
     if not begun:
         return RequestMetrics(prompt_tokens, 0, None, 0.0, None, queued)
     generated = sum([len(sequence.output_token_ids) for sequence in begun])
-    first_token_time = min([sequence.first_token_time for sequence in begun])
-    decode_seconds = max([sequence.last_token_time for sequence in begun]) - first_token_time
+    first_token_time = min([sequence.first_token_time or 0.0 for sequence in begun])
+    decode_seconds = max([sequence.last_token_time or 0.0 for sequence in begun]) - first_token_time
     return RequestMetrics(
         prompt_tokens=prompt_tokens,
         generated_tokens=generated,

@@ -56,7 +56,7 @@ def warn_of_the_rest(config: GenerationConfig, context: int) -> None:
 
 def _fits(config: GenerationConfig) -> bool:
     """Whether min_new_tokens is not above the default of max_tokens."""
-    return (config.min_new_tokens or 0) <= (config.max_new_tokens or SamplingParams.max_tokens)
+    return (config.min_new_tokens or 0) <= (config.max_new_tokens or SamplingParams.max_tokens or 0)
 
 
 def described(params: SamplingParams, config: GenerationConfig) -> str:

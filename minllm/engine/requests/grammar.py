@@ -60,7 +60,7 @@ class Grammars:
         self.is_late = is_late
         ends = frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size)
         self._end = mask_of(ends, vocab_size)
-        self._tokenizer = _vocabulary(tokenizer, vocab_size, ends) if ends else None
+        self._tokenizer: Any = _vocabulary(tokenizer, vocab_size, ends) if ends else None
         self._compiled = functools.lru_cache(KEPT)(self._compile)
 
     @Contained()
@@ -149,7 +149,8 @@ def _vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) 
         raise InvalidOptionError(
             "structured_outputs needs the package llguidance, which is not installed: pip install 'minllm[structured]'."
         ) from error
-    return LLTokenizer(_Vocabulary(tokenizer, vocab_size, eos_token_ids), n_vocab=vocab_size, eos_token=sorted(eos_token_ids))
+    vocabulary: Any = _Vocabulary(tokenizer, vocab_size, eos_token_ids)  # has what llguidance reads of its TokenizerWrapper
+    return LLTokenizer(vocabulary, n_vocab=vocab_size, eos_token=sorted(eos_token_ids))
 
 
 def _first_part(message: str) -> str:

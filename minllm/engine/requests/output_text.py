@@ -18,7 +18,7 @@ class OutputText:
     def __init__(self, decoder: Any, params: SamplingParams, ending_token_ids: frozenset[int]):
         self.params, self.ending_token_ids = params, ending_token_ids
         self.decoder = decoder  # None once the text is complete
-        self._matcher = StopStringMatcher(params.stop, params.include_stop_str_in_output)
+        self._matcher = StopStringMatcher(params.stop_strings, params.include_stop_str_in_output)
         self._num_read = 0  # number of output tokens given to the decoder
         self._untaken = ""
         self._lock = Lock()

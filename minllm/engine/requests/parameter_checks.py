@@ -15,7 +15,7 @@ def refuse(name: str, given: Any, allowed: str, advice: str = "") -> NoReturn:
 
 def integer(name: str, value: Any, low: int, high: int | None, allowed: str) -> int:
     """`value` as an int within [low, high]; True and 3.0 are refused, because they are usually mistakes."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < low or (high is not None and value > high):
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low or (high is not None and int(value) > high):
         refuse(name, value, allowed)
     return int(value)
 

@@ -107,7 +107,7 @@ def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int) -> 
     if not isinstance(prompt, Mapping):
         return PromptTokens(None, checked_token_ids(prompt, vocab_size))
     text, token_ids, salt = _checked_fields(prompt)
-    return PromptTokens(text, checked_token_ids(encode(text) if token_ids is None else token_ids, vocab_size), salt)
+    return PromptTokens(text, checked_token_ids(encode(text or "") if token_ids is None else token_ids, vocab_size), salt)
 
 
 def _checked_fields(prompt: Mapping[str, Any]) -> tuple[str | None, Any, str]:
@@ -136,7 +136,7 @@ def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, Integral):
             raise InvalidRequestError(f"{shown(token_id)} is not a token id: a prompt of ids is a flat list of integers.")
-        if not 0 <= token_id < vocab_size:
+        if not 0 <= int(token_id) < vocab_size:
             raise InvalidRequestError(f"Token id {shown(token_id)} is outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
     return [int(token_id) for token_id in token_ids]
 

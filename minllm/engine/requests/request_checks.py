@@ -21,9 +21,8 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, ending_token_ids: 
 
     ending_token_ids: the ids that end this request's text, which min_tokens bans.
     """
-    ids = dict(stop_token_ids=params.stop_token_ids, logit_bias=params.logit_bias or (), allowed_token_ids=params.allowed_token_ids or ())
-    for name, held in ids.items():
-        for token_id in held:
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+        for token_id in getattr(params, name) or ():
             if token_id >= vocab_size:
                 raise InvalidRequestError(f"{name} holds {shown(token_id)}, outside the vocabulary: ids go from 0 to {vocab_size - 1}.")
     for name in ("logprobs", "prompt_logprobs"):

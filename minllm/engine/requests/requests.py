@@ -11,7 +11,7 @@ from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.engine.requests.output_text import NoText
 from minllm.engine.requests.prompts import PromptTokens
 from minllm.engine.requests.request_checks import check_context, check_vocabulary
-from minllm.engine.requests.sampling_params import MAX_LOGPROBS, SamplingParams
+from minllm.engine.requests.sampling_params import MAX_LOGPROBS, LogitsProcessor, SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.truncation import truncated
 
@@ -25,14 +25,16 @@ def make_sequences(
     calls in the same order give the same texts; the seeds of the others derive from the first.
     """
     eos_token_ids = frozenset() if params.ignore_eos else engine.eos_token_ids
-    check_vocabulary(params, engine.model.config.vocab_size, {*eos_token_ids, *params.stop_token_ids})
+    ending_token_ids = {*eos_token_ids, *(params.stop_token_ids or ())}
+    check_vocabulary(params, engine.model.config.vocab_size, ending_token_ids)
     prompt = truncated(prompt, params, engine.max_model_len, engine.tokenizer)
     check_context(prompt, params, engine.max_model_len)
     room = engine.max_model_len - len(prompt.token_ids)
     seed = _seed(params, engine_seed, number)
-    processors, banned_token_ids = params.logits_processors, ()
+    processors: tuple[LogitsProcessor, ...] = tuple(params.logits_processors or ())
+    banned_token_ids: tuple[int, ...] = ()
     if params.bad_words:
-        bad_words = _bad_words(params, engine.tokenizer, {*eos_token_ids, *params.stop_token_ids})
+        bad_words = _bad_words(params, engine.tokenizer, ending_token_ids)
         processors, banned_token_ids = (*processors, bad_words), bad_words.always_banned(engine.model.config.vocab_size)
     sequences = [
         Sequence(
@@ -86,7 +88,7 @@ def _bad_words(params: SamplingParams, tokenizer: Any, ending_token_ids: set[int
     hidden = frozenset() if params.include_stop_str_in_output else frozenset(ending_token_ids)
     if params.skip_special_tokens:
         hidden |= tokenizer.special_token_ids
-    return BadWords(params.bad_words, tokenizer.token_texts, hidden)
+    return BadWords(params.banned_texts, tokenizer.token_texts, hidden)
 
 
 def _decoder(engine: Engine, prompt: PromptTokens, params: SamplingParams) -> Any:

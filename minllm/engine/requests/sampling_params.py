@@ -87,6 +87,16 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return strings("stop", self.stop)
+
+    @property
+    def banned_texts(self) -> tuple[str, ...]:
+        """`bad_words` as a tuple."""
+        return strings("bad_words", self.bad_words)
+
     def __post_init__(self) -> None:
         checked = {**self._checked_sampling(), **self._checked_tokens(), **self._checked_limits(), **self._checked_stops()}
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):

@@ -76,7 +76,7 @@ class Sequence:
     is_held: bool = False  # not computed until the search has chosen
 
     def __post_init__(self, decoder: Any) -> None:
-        self._ending_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids)
+        self._ending_ids = self.eos_token_ids | frozenset(self.params.stop_token_ids or ())
         self._text = OutputText(decoder, self.params, self._ending_ids)
 
     @cached_property
@@ -205,7 +205,8 @@ class Sequence:
 
     def _end_if_last(self, token_id: int) -> None:
         """Set stop_reason, then finish_reason, if this newest token is the last."""
-        reason, count = None, len(self.output_token_ids)
+        reason: FinishReason | None = None
+        count = len(self.output_token_ids)
         if token_id in self._ending_ids and count > self.params.min_tokens:
             reason, self.stop_reason = "stop", None if token_id in self.eos_token_ids else token_id
         elif count >= self.max_tokens:

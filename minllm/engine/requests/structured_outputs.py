@@ -91,7 +91,7 @@ class StructuredOutputsParams:
             return f"{ANY_SPELLING}start: /{regex_to_lark(self.regex)}/"
         if self.choice is not None:
             return f"{ANY_SPELLING}start: CHOICE\nCHOICE: {' | '.join(map(json_module.dumps, self.choice))}"
-        schema = {"type": "object"} if self.json is None else json_module.loads(self.json)
+        schema = {"type": "object"} if self.json is None else json_module.loads(str(self.json))  # text since __post_init__
         return f"{ANY_SPELLING}start: %json {json_module.dumps(schema | self._json_options())}"
 
     def _json_options(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the cache.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -106,8 +107,9 @@ def behind_verifications(prompts: Batch | None, positions: Sequence[int], length
     behind = np.zeros((prompts.num_sequences, columns), np.int32)
     behind[:, : prompts.block_tables.shape[1]] = prompts.block_tables
     named = ("token_ids", "positions", "slot_mapping", "context_lens")
+    together: dict[str, Any] = {name: np.concatenate([getattr(batch, name), getattr(prompts, name)]) for name in named}
     return replace(
-        batch, **{name: np.concatenate([getattr(batch, name), getattr(prompts, name)]) for name in named},
+        batch, **together,
         query_start=np.concatenate([starts[:-1], prompts.query_start + np.int32(rows)]), block_tables=np.concatenate([tables, behind]),
         logits_rows=np.concatenate([batch.logits_rows, prompts.logits_rows + np.int32(rows)]), num_tokens=rows + prompts.num_tokens,
         num_sequences=count + prompts.num_sequences, max_query_len=max(batch.max_query_len, prompts.max_query_len),

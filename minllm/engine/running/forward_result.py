@@ -1,7 +1,7 @@
 """The results of a forward, while they are copied to the host and afterwards."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.host_copies import Readback
@@ -26,15 +26,24 @@ class ForwardResult(NamedTuple):
         return [sequence for sequence, count in zip(self.sampled, self.verified.counts, strict=True) for _ in range(count)]
 
 
+class Pending(Protocol):
+    """Results that are being computed."""
+
+    def wait(self) -> ForwardResult:
+        """Wait for the results; to be called once."""
+        ...
+
+
 class LateForward:
     """A forward whose tokens are chosen later, because grammars decide on them, and tokens of the step before on the grammars.
 
     choose: launches the choice; called once, when the results of the step before have been taken.
     """
 
-    def __init__(self, choose: Callable[[], "PendingForward"]):
-        self._choose: Callable[[], PendingForward] | None = choose
-        self._pending, self._error = None, None
+    def __init__(self, choose: Callable[[], Pending]):
+        self._choose: Callable[[], Pending] | None = choose
+        self._pending: Pending | None = None
+        self._error: BaseException | None = None
 
     def start(self) -> None:
         """Launch the choice, unless that is done; `wait` raises its error."""
@@ -48,8 +57,8 @@ class LateForward:
     def wait(self) -> ForwardResult:
         """Wait for the results; to be called once."""
         self.start()
-        if self._error is not None:
-            raise self._error
+        if self._error is not None or self._pending is None:
+            raise self._error or RuntimeError("the choice of a forward is being launched")
         return self._pending.wait()
 
 

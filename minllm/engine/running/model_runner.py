@@ -11,6 +11,7 @@ decodes from the slot in which step n stored it.
 
 import functools
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -32,7 +33,7 @@ from minllm.engine.running.batch_arrays import (
     in_pieces,
     padded_arrays,
 )  # fmt: skip
-from minllm.engine.running.forward_result import LateForward, PendingForward
+from minllm.engine.running.forward_result import LateForward, Pending, PendingForward
 from minllm.engine.running.host_copies import PinnedMemory, Readback, Uploads
 from minllm.engine.running.logits_processors import processed_logits
 from minllm.engine.running.machine import HostMachine
@@ -88,7 +89,11 @@ class ModelRunner:
         """The number of steps that may be launched before the results of an earlier one are read."""
         return self.machine.steps_ahead
 
-    def execute(self, step: Step) -> list[PendingForward]:
+    def use_in_this_thread(self) -> None:
+        """Make the machine current in this thread."""
+        self.machine.use_in_this_thread()
+
+    def execute(self, step: Step) -> Many[Pending]:
         """Launch a step; the results of its forwards are in the order of `step.sampled`.
 
         The choice of an earlier step is launched before, because this step reads its tokens and writes over its arrays.
@@ -99,8 +104,9 @@ class ModelRunner:
             self.cache.copy_blocks(self.ops, step.copies)
             if self.speculator is not None:
                 self.speculator.copy_blocks(step.copies)
-        if self.cache.shape.sliding is not None:
-            self.cache.place_windows(self.ops, self.policy.windows, step.local_copies)
+        windows = None if self.cache.shape.sliding is None else self.policy.windows
+        if windows is not None:
+            self.cache.place_windows(self.ops, windows, step.local_copies)
         if step.forks and self._window:
             self.cache.copy_rings(self.ops, step.forks)
         changes = self.slots.changes(step)
@@ -108,8 +114,8 @@ class ModelRunner:
             self.ops.write_slots(self.slots.state, self.uploads.send({"pairs": changes})["pairs"])
         if self.speculator is not None:
             self.speculator.enter(step.entered)
-        for spans in in_pieces(step.unseen, self._max_tokens):
-            self.speculator.catch_up(self._sent(*self._batch(spans, [], []), [])[0])
+            for spans in in_pieces(step.unseen, self._max_tokens):
+                self.speculator.catch_up(self._sent(*self._batch(spans, [], []), [])[0])
         pending = self._launch_all(self.forwards(step), step.makes_drafts)
         if self._window:
             forks = [(span.sequence.slot, fork.slot) for span in step.spans for fork in span.sampled if fork is not span.sequence]
@@ -129,7 +135,9 @@ class ModelRunner:
 
     def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
         """Capture the graphs for these kinds that are needed before the first request (StepGraphs.keys)."""
-        keys = [] if self.graphs is None else [key for key in self.graphs.keys(kinds) if key not in self.graphs]
+        if self.graphs is None:
+            return
+        keys = [key for key in self.graphs.keys(kinds) if key not in self.graphs]
         for done, key in enumerate(keys, start=1):
             self.graphs.capture(key, self.uploads)
             if progress is not None:
@@ -151,11 +159,11 @@ class ModelRunner:
             forwards[-1].append(span)
         return forwards
 
-    def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> list[PendingForward]:
+    def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> Many[Pending]:
         """Launch forwards, one after the other."""
         return [self._launch(spans, makes_drafts) for spans in forwards]
 
-    def _launch(self, spans: list[Span], makes_drafts: bool) -> PendingForward | LateForward:
+    def _launch(self, spans: list[Span], makes_drafts: bool) -> Pending:
         """Launch a forward, by replaying a graph if one is large enough and the host does not change or score its logits."""
         sampled = [sequence for span in spans for sequence in span.sampled]
         slots, rows = self._rows(spans, sampled)
@@ -163,27 +171,28 @@ class ModelRunner:
         processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
         num_decodes = sum(span.decodes for span in spans)
         scored = [span for span in spans[num_decodes:] if span.sequence.scores_prompt]
-        key, of_graph = None, None if masked else kind  # with masks, a graph ends with the logits
-        if not (self.graphs is None or processed or scored or (self._window and num_decodes < len(spans))):
-            key = self._graph_key(spans, num_decodes, len(sampled), of_graph, makes_drafts)
-        if key is None:
+        key, graphs, of_graph = None, self.graphs, None if masked else kind  # with masks, a graph ends with the logits
+        if graphs is not None and not (processed or scored or (self._window and num_decodes < len(spans))):
+            key = self._graph_key(graphs, spans, num_decodes, len(sampled), of_graph, makes_drafts)
+        if graphs is None or key is None:
             batch, slots = self._sent(*self._batch(spans, slots, scored), sampled)
             batch = replace(batch, makes_drafts=makes_drafts)
             results = self.compute(slots, batch, of_graph, processed)
-        elif key.prompts or key.query_len > 1 or (key.query_len and self.speculator.reads_room):
+        elif key.prompts or key.query_len > 1 or (key.query_len and self.speculator is not None and self.speculator.reads_room):
             batch, _ = self._batch(spans, slots, scored)
             room = self._room(sampled) if key.query_len else ()
-            results = self.graphs.replay(key, padded_arrays(batch, slots, num_decodes, key, room), self.uploads)
+            results = graphs.replay(key, padded_arrays(batch, slots, num_decodes, key, room), self.uploads)
             if not key.query_len:
                 rows[num_decodes:] = range(key.decodes, key.decodes + len(sampled) - num_decodes)
         else:
-            results = self.graphs.replay_decodes(key, slots, self.uploads)
+            results = graphs.replay_decodes(key, slots, self.uploads)
         read = functools.partial(self._read, sampled=sampled, rows=rows, scored=scored)
         if not masked:
             return read(*results)
-        if key is not None:
-            slots, batch = self.graphs.batch(key)
-        late = LateForward(lambda: read(*self.choose(*results, slots, batch, kind, processed, masked_rows(rows, spans))))
+        if graphs is not None and key is not None:
+            slots, batch = graphs.batch(key)
+        (logits,) = results
+        late = LateForward(lambda: read(*self.choose(logits, slots, batch, kind, processed, masked_rows(rows, spans))))
         if self.chooses_late:
             self._late.append(late)
         else:
@@ -200,18 +209,18 @@ class ModelRunner:
         return [slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)], list(starts)[:-1]
 
     def _graph_key(
-        self, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind | None, makes_drafts: bool
+        self, graphs: StepGraphs, spans: list[Span], num_decodes: int, num_sampled: int, kind: SamplingKind | None, makes_drafts: bool
     ) -> GraphKey | None:  # fmt: skip
         """The graph for a step; None if none is large enough."""
         num_prompts = max(len(spans), num_sampled) - num_decodes
         num_tokens, context = sum(span.length for span in spans), max(span.start + span.length for span in spans)
-        return self.graphs.key(num_decodes, num_prompts, num_tokens, context, kind, makes_drafts)
+        return graphs.key(num_decodes, num_prompts, num_tokens, context, kind, makes_drafts)
 
     def _batch(self, spans: list[Span], slots: list[int], scored: list[Span]) -> tuple[Batch, list[int]]:
         """The batch of a forward, and the slots of its sampled rows, on the host."""
         size = self.cache.block_size
         decodes, prompts = [span for span in spans if span.decodes], [span for span in spans if not span.decodes]
-        batch = None
+        batch: Batch | None = None
         if prompts:
             chunks = [self._chunk(span) for span in prompts]
             ends = np.cumsum([span.length for span in prompts]) - 1  # each span's last row
@@ -220,7 +229,7 @@ class ModelRunner:
                 rows, slots = [ends[-1]], [NO_SLOT]  # no array may be empty, so one row is computed and dropped
             rows += [end - back for span, end in zip(prompts, ends, strict=True) if span in scored for back in reversed(range(span.length))]
             batch = build_batch(chunks, rows, size, self._window)
-        if decodes:
+        if decodes or batch is None:
             positions, lengths = [span.start for span in decodes], [span.length for span in decodes]
             batch = (
                 behind_decodes(batch, positions, size) if self.speculator is None
@@ -265,7 +274,7 @@ class ModelRunner:
     def logits_of(self, slots: Any, batch: Batch) -> Any:
         """Launch a forward: logits [R or more, vocab]. The rows of sequences that decode are made from their slots."""
         state = self.slots.state
-        if batch.num_verifications and batch.speculates:
+        if self.speculator is not None and batch.num_verifications and batch.speculates:
             self.speculator.load(slots, batch, self.cache.block_size)
         elif batch.num_decodes:
             pads = batch.num_decodes == batch.num_sequences
@@ -285,7 +294,7 @@ class ModelRunner:
         if masked:
             sampled = self._masked(sampled, masked)
         if self.speculator is None or not batch.speculates:
-            tokens, verified = self.ops.sample(sampled, self.slots.sampling(kind), slots), ()
+            tokens, verified = self.ops.sample(sampled, self.slots.sampling(kind), slots), []
             self.ops.advance(tokens, slots, self.slots.state)
         else:
             tokens, *verified = self.speculator.choose(sampled, slots, batch, kind)
@@ -314,22 +323,23 @@ class ModelRunner:
         indices = np.full(logits.shape[0], -1, np.int32)
         rows = [row for first, _, num_drafts in masked for row in range(first, first + 1 + num_drafts)]
         indices[rows] = range(len(rows))
-        sent = self.uploads.send(dict(indices=indices, masks=masks_of([place for _, *place in masked])))
+        sent = self.uploads.send(dict(indices=indices, masks=masks_of([(grammar, num_drafts) for _, grammar, num_drafts in masked])))
         return self.ops.mask_logits(logits, sent["indices"], sent["masks"])
 
     def _read(
         self, tokens: Any, logits: Any, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
-    ) -> PendingForward:
+    ) -> Pending:
         """Start copying the results of a forward to the host. rows: as in PendingForward."""
         count, arrays = tokens.shape[0], [tokens, *verified]
-        drafts = self.speculator is not None and any(sequence.grammar is not None for sequence in sampled)
-        if drafts:
+        drafts = False
+        if self.speculator is not None and any(sequence.grammar is not None for sequence in sampled):
+            drafts = True
             arrays.append(self.speculator.drafts.drafts)
         wanted = [sequence.params.logprobs or 0 for sequence in sampled if sequence.needs_logprobs]
         if wanted:
             arrays += self.ops.log_probabilities(logits[:count], tokens, max(wanted))
         if scored:
-            top = max(span.sequence.params.prompt_logprobs for span in scored)
+            top = max(span.sequence.params.prompt_logprobs or 0 for span in scored)
             targets = np.concatenate([self._next_tokens(span) for span in scored])
             sent = self.uploads.send({"targets": targets})["targets"]
             arrays += self.ops.log_probabilities(logits[count:], sent, top)

@@ -85,7 +85,8 @@ class Speculator:
         tree: TokenTree | None = None, cache: KVCache | None = None,
     ):  # fmt: skip
         """synthetic_rate: for benchmarks, the probability with which a draft is accepted, whatever the model says."""
-        self.ops, self.machine, self.slots, self.source, self.synthetic_rate = ops, machine, slots, source, synthetic_rate
+        self.ops, self.machine, self.slots, self.synthetic_rate = ops, machine, slots, synthetic_rate
+        self.source: DraftSource | None = source
         history, vocab = width if source.reads_history else 1, slots.vocab_size if source.draws else 0
         self._no_drafts: dict[tuple[int, ...], Any] = {}  # shape -> zeros, made outside of captures
         arrays, self.cache = None if tree is None else tree.on(ops, width), cache
@@ -169,7 +170,8 @@ class Speculator:
         else:
             p = ops.distribution(logits, sampling, row_slots)
             tokens, new, path, counts = ops.reject_tree(p, tokens, batch.token_ids, slots, state.sampling, self.drafts)
-        compact(ops, self.cache, batch, path, counts)
+        if self.cache is not None:
+            compact(ops, self.cache, batch, path, counts)
         ops.advance_spans(new, counts, slots, state, self.drafts)
         return tokens, counts, self._propose(slots, batch, kind, Chosen(tokens, counts, path)), path
 

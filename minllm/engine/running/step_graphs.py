@@ -168,20 +168,24 @@ class StepGraphs:
     ) -> GraphKey | None:  # fmt: skip
         """The graph for a step with contexts of up to `context` tokens; None if no graph is large enough."""
         columns = next_size(-(-context // self.block_size), self.widths)
-        if num_prompts == 0:
-            if num_tokens == num_decodes:
-                decodes = next_size(num_decodes, self.decode_sizes)
-                return GraphKey(decodes, decodes, 0, columns, kind, min(1, self.query_len) * makes_drafts, makes_drafts)
-            decodes = next_size(num_decodes, self.verification_sizes)
-            return GraphKey(next_size(num_tokens, self.verification_sizes[decodes]), decodes, 0, columns, kind, self.query_len)
-        if num_prompts + num_decodes == 1:
+        if num_prompts + num_decodes == 1 and num_prompts:
             tokens = next_size(num_tokens, self.token_sizes)
-            return None if tokens is None else GraphKey(tokens, 0, 1, columns, kind, self.query_len, makes_drafts)
-        decodes = next_size(num_decodes, self.mixed_sizes)
+            if tokens is None or columns is None:
+                return None
+            return GraphKey(tokens, 0, 1, columns, kind, self.query_len, makes_drafts)
+        plain = num_prompts == 0 and num_tokens == num_decodes
+        sizes = self.mixed_sizes if num_prompts else self.decode_sizes if plain else self.verification_sizes
+        decodes = next_size(num_decodes, sizes)
+        if decodes is None or columns is None:
+            return None
+        if plain:
+            return GraphKey(decodes, decodes, 0, columns, kind, min(1, self.query_len) * makes_drafts, makes_drafts)
         # The padding rows of the decodes overlap the rows of prompts, so a graph has at least as many tokens as decodes.
-        tokens = next_size(max(num_tokens, decodes), self.token_sizes)
+        tokens = next_size(max(num_tokens, decodes), self.token_sizes if num_prompts else self.verification_sizes[decodes])
         if tokens is None or num_prompts > self.most_prompts:
             return None
+        if not num_prompts:
+            return GraphKey(tokens, decodes, 0, columns, kind, self.query_len)
         return GraphKey(tokens, decodes, self.most_prompts, max(columns, self.mixed_columns), kind, self.query_len, makes_drafts)
 
     def replay_decodes(self, key: GraphKey, slots: list[int], uploads: Uploads) -> Any:
@@ -226,8 +230,8 @@ class StepGraphs:
         graphs are captured when they are first needed.
         """
         columns, kinds = self.widths[0], sorted(kinds)
-        sizes = [(tokens, decodes) for tokens in reversed(self.token_sizes) for decodes in reversed(self.mixed_sizes) if decodes <= tokens]
-        together = [GraphKey(tokens, n, self.most_prompts, self.mixed_columns, kinds[0], self.query_len) for tokens, n in sizes]
+        mixed = [(tokens, n) for tokens in reversed(self.token_sizes) for n in reversed(self.mixed_sizes) if n <= tokens]
+        together = [GraphKey(tokens, n, self.most_prompts, self.mixed_columns, kinds[0], self.query_len) for tokens, n in mixed]
         prompts = [GraphKey(tokens, 0, 1, columns, kinds[0], self.query_len) for tokens in reversed(self.token_sizes)]
         widths = {kind: self.widths[: 2 if kind == kinds[0] else 1] for kind in kinds}
         sizes = [(n, n, min(1, self.query_len)) for n in self.decode_sizes]
@@ -250,7 +254,8 @@ class StepGraphs:
             start += math.prod(shape)
         slots, recent = arrays.pop("slots"), None
         if self._recent is not None and not key.prompts:
-            recent = RecentTokens(*(array[: key.decodes] for array in self._recent), rings=slots)
+            slot_mapping, context_lens, tables = (array[: key.decodes] for array in self._recent)
+            recent = RecentTokens(slot_mapping, context_lens, tables, rings=slots)
         longest = key.columns * self.block_size
         return slots, Batch(
             **arrays, num_tokens=key.tokens, num_sequences=key.sequences, max_context_len=longest, recent=recent,

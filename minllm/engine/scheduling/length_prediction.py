@@ -7,6 +7,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Callable
 
 from minllm.cache.virtual.length_estimate import LengthEstimate
 from minllm.engine.requests.sequence import Sequence
@@ -59,4 +60,4 @@ class MeanPrediction(LengthPrediction):
         return self._estimates[len(sequence.prompt_token_ids).bit_length()]
 
 
-LENGTH_PREDICTIONS = {"none": NoPrediction, "limit": LimitPrediction, "mean": MeanPrediction}
+LENGTH_PREDICTIONS: dict[str, Callable[[], LengthPrediction]] = {"none": NoPrediction, "limit": LimitPrediction, "mean": MeanPrediction}

@@ -32,7 +32,7 @@ class Preemption:
     def evict(self, sequence: Sequence, memory: KVCacheManager) -> None:
         """Free a running sequence's blocks; with "drop", this also ends the sequence."""
         sequence.num_preemptions += 1
-        if self._swaps(sequence):
+        if self.swap_space is not None and self._swaps(sequence):
             with contextlib.suppress(OutOfMemoryError):  # the swap space is full: recompute
                 memory.swap_out(sequence, self.swap_space)
                 return
@@ -42,7 +42,9 @@ class Preemption:
 
     def restore(self, sequence: Sequence, memory: KVCacheManager) -> int:
         """Reserve blocks for a waiting sequence; returns the number of its computed tokens. Raises OutOfMemoryError without room."""
-        return memory.swap_in(sequence, self.swap_space) if self.holds(sequence) else memory.admit(sequence)
+        if self.swap_space is not None and sequence in self.swap_space:
+            return memory.swap_in(sequence, self.swap_space)
+        return memory.admit(sequence)
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether a sequence is in the swap space."""
@@ -50,11 +52,11 @@ class Preemption:
 
     def drop(self, sequence: Sequence) -> None:
         """Forget a sequence that will not come back."""
-        if self.holds(sequence):
+        if self.swap_space is not None and sequence in self.swap_space:
             self.swap_space.drop(sequence)
 
     def _swaps(self, sequence: Sequence) -> bool:
-        if self.swap_space is None or not sequence.is_prefilled or sequence.num_tokens < sequence.num_computed_tokens:
+        if not sequence.is_prefilled or sequence.num_tokens < sequence.num_computed_tokens:
             return False  # drafts are in flight, so the number of tokens with keys is not known yet
         return self.mode == "swap" or self.swap_wins(sequence.num_tokens)
 

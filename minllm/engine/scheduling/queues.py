@@ -203,7 +203,7 @@ class Queues:
     def _end_peers(self, sequence: Sequence) -> None:
         """End the other beams of an ended sequence's search."""
         for peer in sequence.peers:
-            if not peer.is_finished:
+            if not peer.is_finished and sequence.finish_reason is not None:
                 self.end(peer, sequence.finish_reason, sequence.error)
 
     def _abort_late(self) -> None:

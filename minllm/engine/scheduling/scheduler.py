@@ -59,20 +59,20 @@ class Scheduler(Queues):
 
         The newest sequences are preempted if memory runs out, but never for drafts.
         """
-        budget, speculates = self.max_num_batched_tokens - len(self.running) - 1, False  # one token is for prompts
+        budget, speculation = self.max_num_batched_tokens - len(self.running) - 1, self.speculation  # one token is for prompts
         decoding = [sequence for sequence in self.running if sequence.can_decode]
-        if self.speculation is not None:
-            speculates = self.speculation.plan(len(decoding))
+        if speculation is not None and not speculation.plan(len(decoding)):
+            speculation = None
         for sequence in decoding:
             if sequence.can_decode:  # not preempted by a sequence before it
-                drafts = self._make_room_for_drafts(sequence, budget, step) if speculates else 0
+                drafts = 0 if speculation is None else self._make_room_for_drafts(speculation, sequence, budget, step)
                 if drafts or self._make_room(sequence, step):
                     start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + 1 + drafts
                     step.spans.append(Span(sequence, start, end - start, True, (sequence,)))
                     self.memory.policy.slide(sequence, start, end)
-                    if speculates and (unseen := self.speculation.unseen(step.spans[-1])) is not None:
+                    if speculation is not None and (unseen := speculation.unseen(step.spans[-1])) is not None:
                         step.unseen.append(unseen)
-                    sequence.num_computed_tokens += self.speculation.most_new(1 + drafts) if drafts else 1
+                    sequence.num_computed_tokens += 1 if speculation is None or not drafts else speculation.most_new(1 + drafts)
                     sequence.num_in_flight += 1
                     budget -= drafts
         self._copies += self.memory.policy.take_copies()
@@ -89,10 +89,10 @@ class Scheduler(Queues):
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)
         for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:
             budget -= self._add_chunk(sequence, budget, step) if budget else 0
-        while admits and budget and self._free_slots and (sequence := self._first_waiting()) is not None:
-            if self._must_wait(sequence, budget, step, whole) or not self._enter(sequence):
+        while admits and budget and self._free_slots and (first := self._first_waiting()) is not None:
+            if self._must_wait(first, budget, step, whole) or not self._enter(first):
                 break
-            budget -= 0 if sequence.is_prefilled else self._add_chunk(sequence, budget, step)
+            budget -= 0 if first.is_prefilled else self._add_chunk(first, budget, step)
         # end exercise
 
     def take(
@@ -103,7 +103,7 @@ class Scheduler(Queues):
         verified: the number of tokens per sequence, if the engine speculates; otherwise each sequence gets one.
         """
         moved, now, sampled = self.take_ended(), time.perf_counter(), step.sampled
-        if verified is not None:
+        if verified is not None and self.speculation is not None:
             self.speculation.take(step.spans, verified, self.memory)
             sampled = [sequence for sequence, count in zip(sampled, verified.counts, strict=True) for _ in range(count)]
         for row, sequence in enumerate(sampled):
@@ -188,10 +188,10 @@ class Scheduler(Queues):
 
     # Decodes
 
-    def _make_room_for_drafts(self, sequence: Sequence, budget: int, step: Step) -> int:
+    def _make_room_for_drafts(self, speculation: Speculation, sequence: Sequence, budget: int, step: Step) -> int:
         """Make room for the next token of a running sequence and for drafts after it; returns their number, 0 if there is no room."""
-        num_drafts = max(0, min(self.speculation.num_drafts(sequence, len(self.running)), budget))
-        for num_tokens in dict.fromkeys((self.speculation.num_tokens(sequence, num_drafts), 1 + num_drafts)):
+        num_drafts = max(0, min(speculation.num_drafts(sequence, len(self.running)), budget))
+        for num_tokens in dict.fromkeys((speculation.num_tokens(sequence, num_drafts), 1 + num_drafts)):
             if num_tokens > 1:
                 with contextlib.suppress(OutOfMemoryError):
                     if self.memory.make_room_to_decode(sequence, num_tokens):

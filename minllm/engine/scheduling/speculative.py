@@ -147,7 +147,7 @@ class Speculation:
         """The best number of drafts, found once per twentieth of acceptance and power of two of sequences."""
         rate, sequences = round(20 * acceptance), 1 << (num_sequences - 1).bit_length()
         if (rate, sequences) not in self._found:
-            self._found[rate, sequences] = self._best(rate / 20, sequences)
+            self._found[rate, sequences] = self.num_speculative_tokens if self._best is None else self._best(rate / 20, sequences)
         return self._found[rate, sequences]
 
     def _excludes(self, sequence: Sequence) -> bool:

@@ -14,17 +14,38 @@ from minllm.kernels.sampling.tensors import SLOT_FIELDS, VOCABULARY_FIELDS, Adju
 class Parameters(Protocol):
     """The attributes of a request that are read here: vLLM's names, see engine/requests/sampling_params.py."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int | None
-    min_tokens: int
-    logit_bias: Mapping[int, float] | None
-    allowed_token_ids: Sequence[int] | None
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    @property
+    def top_p(self) -> float: ...
+
+    @property
+    def min_p(self) -> float: ...
+
+    @property
+    def repetition_penalty(self) -> float: ...
+
+    @property
+    def presence_penalty(self) -> float: ...
+
+    @property
+    def frequency_penalty(self) -> float: ...
+
+    @property
+    def seed(self) -> int | None: ...
+
+    @property
+    def min_tokens(self) -> int: ...
+
+    @property
+    def logit_bias(self) -> Mapping[Any, float] | None: ...
+
+    @property
+    def allowed_token_ids(self) -> Sequence[int] | None: ...
 
 
 @dataclass(frozen=True)
