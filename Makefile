@@ -10,6 +10,8 @@
 # make lessons      execute every lesson as a notebook, and say how long each took
 # make notebooks    write the lessons as executed notebooks, lessons/*.ipynb, and the generated parts of pages
 # make serve-docs   build the site and serve it on http://127.0.0.1:8000, anew with every change
+# make check-install     build an sdist and a wheel, install it into an empty environment, and run it from another folder
+# make size   print the tokens of every floor, and their growth since main, or since the commit SINCE
 # make check-site   open the built site in Chromium: links, errors, accessibility, weight
 #
 # Everything is installed into .venv, once: a stamp file in it says what for, and it changes with Python and pyproject.toml. Options:
@@ -58,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Material for MkDocs announces the end of its support at every start.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo chat serve test test-gpu test-all smoke lint docs serve-docs check-site lessons notebooks clean
+.PHONY: demo chat serve test test-gpu test-all smoke lint check-install size docs serve-docs check-site lessons notebooks clean
 
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
@@ -104,6 +106,12 @@ test-all: test
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check-install: $(TEST_STAMP)
+	$(BIN)/python tools/check_install.py
+
+size: $(TEST_STAMP)
+	@$(BIN)/python tools/size_table.py $(SINCE)
 
 lessons: $(LESSONS_STAMP)
 	$(THREADS) $(BIN)/python tools/run_lessons.py $(LESSONS)
