@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minllm import LLM
-from minllm.engine import loading, precompile
+from minllm.engine.build import plan, precompile
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.ops.dry_run_ops import DryRunOps
 from minllm.runtime.device import Device
@@ -51,7 +51,7 @@ def shapes(compiled, monkeypatch):
     found = []
     monkeypatch.setattr(precompile, "kernels_needed", lambda shape: found.append(shape) or [])
     monkeypatch.setattr("minllm.runtime.device.is_available", lambda: True)
-    monkeypatch.setattr(loading, "_make_ops", lambda device, dtype, options: DryRunOps(dtype))
+    monkeypatch.setattr(plan, "make_ops", lambda device, dtype, options: DryRunOps(dtype))
     return found
 
 

@@ -29,8 +29,8 @@ from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.paged import PagedPolicy
 from minllm.cache.residual_window import window_room
-from minllm.engine.cache_format import cache_shape
-from minllm.engine.calibration import calibrate
+from minllm.engine.build.cache_format import cache_shape
+from minllm.engine.build.calibration import calibrate
 from minllm.engine.scoring import Scorer, windows
 from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS
 from minllm.kernels.quantization.groups import TOKEN_GROUP

@@ -27,9 +27,9 @@ from minllm.bench.generate import check_model, opened_model, shape_of, write_sha
 from minllm.bench.record import Row, device_of, new_record, write_json
 from minllm.costs.speculation import best_num_drafts, speed_up
 from minllm.costs.step_time import StepTimes
+from minllm.engine.build.speculation import step_times
 from minllm.engine.llm import LLM
 from minllm.engine.llm_engine import LLMEngine
-from minllm.engine.make_speculator import step_times
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.errors import InvalidOptionError

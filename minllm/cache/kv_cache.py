@@ -131,7 +131,7 @@ class KVCache:
             layer.recent = RecentCache(shape.residual_window, (self.rings[2 * i], self.rings[2 * i + 1]), scratch)
 
     def calibrate(self, smoothing: np.ndarray, scales: np.ndarray | None, ops) -> None:
-        """Set a quantised cache's calibration, before anything is written: see engine/calibration.py.
+        """Set a quantised cache's calibration, before anything is written: see engine/build/calibration.py.
 
         smoothing: float32 [layers, 3, kv_heads, head_dim], for keys. scales: float32 [layers, 2, kv_heads], for keys and values of an fp8
         cache, else None.

@@ -16,8 +16,8 @@ from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.residual_window import window_room
 from minllm.cache.virtual.cache import VirtualKVCache
-from minllm.engine.calibration import TOKENS as CALIBRATION_TOKENS
-from minllm.engine.calibration import cached_numbers, is_calibrated
+from minllm.engine.build.calibration import TOKENS as CALIBRATION_TOKENS
+from minllm.engine.build.calibration import cached_numbers, is_calibrated
 from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, to_backend
 from minllm.engine.running.machine import Done, HostMachine
 from minllm.engine.running.model_runner import ModelRunner

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from minllm.engine.build.engine import Engine, load_engine
+from minllm.engine.build.memory_budget import check_logits_fit, naming_memory_options
 from minllm.engine.contrastive_search import ContrastiveSearch, ContrastiveSearchParams
 from minllm.engine.llm_engine import LLMEngine
-from minllm.engine.loading import Engine, load_engine
-from minllm.engine.memory_budget import check_logits_fit, naming_memory_options
 from minllm.engine.option_help import check_names, shows_options
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress, check_progress, progress_bars, request_bar

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from minllm.engine.build.engine import Engine
 from minllm.engine.core import EngineCore
 from minllm.engine.engine_stats import EngineStats, engine_stats
-from minllm.engine.loading import Engine
 from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.outputs import RequestOutput
 from minllm.engine.requests.parameter_checks import integer, real

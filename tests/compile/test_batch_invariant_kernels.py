@@ -2,7 +2,7 @@
 
 import pytest
 
-from minllm.engine.cache_format import cache_shape
+from minllm.engine.build.cache_format import cache_shape
 from minllm.engine.kernels_needed import EngineShape, launches_needed
 from minllm.engine.options import FIXED_ORDER_VARIANTS
 from minllm.kernels.sampling.tensors import SamplingKind

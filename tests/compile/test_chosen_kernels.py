@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minllm.engine.cache_format import cache_shape
+from minllm.engine.build.cache_format import cache_shape
 from minllm.engine.kernels_needed import EngineShape, launches_needed
 from minllm.kernels.quantization.formats import FP8_SINCE, default_window
 from minllm.kernels.quantization.groups import TOKEN_GROUP

@@ -8,7 +8,7 @@ import pytest
 
 from minllm.bench.speculation_counts import sources
 from minllm.costs.speculation import best_num_drafts, speed_up
-from minllm.engine.make_speculator import step_times
+from minllm.engine.build.speculation import step_times
 from minllm.machine.hardware import find_gpu
 from minllm.models.shapes import named_config
 

@@ -226,7 +226,7 @@ def searches(llm, request):
 def test_little_memory_changes_no_token(searches, monkeypatch, options, preemption, ahead):
     """Room for 100 tokens, where the searches and a request beside them need more than that."""
     prompts, params, expected = searches
-    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 103_300)
+    monkeypatch.setattr("minllm.engine.build.memory_budget.MAX_HOST_BYTES", 103_300)
     with LLM(model_directory("small"), device="cpu", max_model_len=72, max_num_seqs=12, preemption=preemption, **options) as other:
         monkeypatch.setattr(other.engine.runner.machine, "steps_ahead", ahead)
         with other.stream(prompt(8), SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)) as stream:
@@ -243,7 +243,7 @@ def test_little_memory_changes_no_token(searches, monkeypatch, options, preempti
 def test_random_traffic(llm, monkeypatch, seed, remainder):
     """Searches that come while others run, one of which may be aborted, in a small cache of a random kind, under a random policy."""
     draw = random.Random(seed)
-    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", draw.choice([80_000, 103_300, 150_000]))
+    monkeypatch.setattr("minllm.engine.build.memory_budget.MAX_HOST_BYTES", draw.choice([80_000, 103_300, 150_000]))
     options = dict(draw.choice([one for name, one in CACHES.items() if name != "virtual"]), preemption=draw.choice(["recompute", "swap"]))
     options |= dict(max_num_seqs=draw.choice([1, 3, 8]), max_num_batched_tokens=draw.choice([5, 2048]))
     options |= dict(scheduling_policy=draw.choice(list(POLICIES)), length_prediction=draw.choice(list(LENGTH_PREDICTIONS)))
@@ -271,7 +271,7 @@ def test_random_traffic(llm, monkeypatch, seed, remainder):
 
 
 def test_a_dropped_beam_ends_its_search(monkeypatch):
-    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 103_300)
+    monkeypatch.setattr("minllm.engine.build.memory_budget.MAX_HOST_BYTES", 103_300)
     with LLM(model_directory("small"), device="cpu", max_model_len=72, max_num_seqs=12, preemption="drop") as llm:
         with pytest.raises(OutOfMemoryError, match='preemption="drop" ends such requests'):
             llm.beam_search([prompt(40), prompt(40, 1)], BeamSearchParams(4, max_tokens=30))

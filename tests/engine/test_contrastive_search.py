@@ -80,7 +80,7 @@ def test_it_runs_while_a_stream_is_open(llm):
 
 
 def test_forks_without_room_free_everything(monkeypatch):
-    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", 66_700)
+    monkeypatch.setattr("minllm.engine.build.memory_budget.MAX_HOST_BYTES", 66_700)
     with LLM(model_directory("small"), device="cpu", max_model_len=64) as llm:
         with pytest.raises(OutOfMemoryError, match="a candidate of a contrastive search"):
             llm.contrastive_search(prompt(40), ContrastiveSearchParams(top_k=20))

@@ -8,12 +8,13 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.catalogue import signatures_for
-from minllm.engine import kernels_needed, loading
-from minllm.engine.cache_format import cache_shape
+from minllm.engine import kernels_needed
+from minllm.engine.build import engine, plan
+from minllm.engine.build.cache_format import cache_shape
+from minllm.engine.build.engine import load_engine
+from minllm.engine.build.precompile import precompile
 from minllm.engine.kernels_needed import EngineShape
-from minllm.engine.loading import load_engine
 from minllm.engine.options import EngineOptions
-from minllm.engine.precompile import precompile
 from minllm.engine.ranks.rank_runner import RankRunner
 from minllm.engine.ranks.share import RankShare
 from minllm.engine.running.host_copies import Readback
@@ -129,10 +130,10 @@ def on_gpu(monkeypatch):
     """LLM() finds an H200, and its launches are recorded; nothing is compiled."""
     monkeypatch.setattr(EngineOptions, "resolved_device", lambda options: "cuda")
     monkeypatch.setattr("minllm.engine.llm.load_ranks", lambda options, progress: load_engine(options, progress, OneRank(RANK_1, options)))
-    monkeypatch.setattr(loading, "_make_ops", lambda device, dtype, options: HostGpuOps(dtype, options.kernel_variants))
+    monkeypatch.setattr(plan, "make_ops", lambda device, dtype, options: HostGpuOps(dtype, options.kernel_variants))
     monkeypatch.setattr(compile_ahead, "start_worker", lambda task: pytest.fail("a worker was started"))
     monkeypatch.setattr(compile_ahead, "available_cores", lambda: 0)
-    monkeypatch.setattr(loading, "CudaMachine", NoGraphs)
+    monkeypatch.setattr(engine, "CudaMachine", NoGraphs)
     monkeypatch.setattr("minllm.runtime.cuda_pages.CudaPages", HostGpuPages)
     with dry_run(H200) as launches:
         yield launches

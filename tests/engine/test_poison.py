@@ -154,7 +154,7 @@ def test_memory_that_the_system_refuses_is_an_error_of_this_package(monkeypatch)
     def refuse(*_, **__):
         raise MemoryError("Unable to allocate 5 GiB")
 
-    monkeypatch.setattr("minllm.engine.loading.make_cache", refuse)
+    monkeypatch.setattr("minllm.engine.build.engine.make_cache", refuse)
     with pytest.raises(OutOfMemoryError, match="Unable to allocate 5 GiB.*max_num_seqs=256"):
         LLM(model_directory("small"), device="cpu")
 

@@ -8,8 +8,8 @@ import pytest
 
 from minllm import LLM, SamplingParams, held_out_text
 from minllm.cache.kv_cache import CacheShape
-from minllm.engine.cache_format import cache_shape, check_cache_dtype, check_shape
-from minllm.engine.calibration import calibrate
+from minllm.engine.build.cache_format import cache_shape, check_cache_dtype, check_shape
+from minllm.engine.build.calibration import calibrate
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError, OutOfMemoryError, UnsupportedModelError
 from minllm.kernels.quantization.formats import TOKEN_FORMATS

@@ -103,6 +103,6 @@ def test_what_does_not_go_together_is_refused(message, options):
 
 
 def test_windows_that_take_all_memory_are_explained(monkeypatch):
-    monkeypatch.setattr("minllm.engine.memory_budget.available_host_bytes", lambda: 10_000_000)
+    monkeypatch.setattr("minllm.engine.build.memory_budget.available_host_bytes", lambda: 10_000_000)
     with pytest.raises(OutOfMemoryError, match="residual windows of 4000 sequences take .* lower kv_cache_residual_window or max_num_seqs"):
         small(kv_cache_dtype="kivi_int4", max_num_seqs=4000)

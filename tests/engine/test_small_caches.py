@@ -28,7 +28,7 @@ def expected():
 
 @pytest.mark.parametrize("options", CACHES.values(), ids=CACHES)
 def test_what_cannot_fit_is_refused_and_the_others_are_served(monkeypatch, expected, options):
-    monkeypatch.setattr("minllm.engine.memory_budget.MAX_HOST_BYTES", ROOM)
+    monkeypatch.setattr("minllm.engine.build.memory_budget.MAX_HOST_BYTES", ROOM)
     with LLM(model_directory("small"), device="cpu", **options) as llm:
         policy, scheduler, running = llm.engine.cache_policy, llm.engine.scheduler, []
         execute = llm.engine.runner.execute

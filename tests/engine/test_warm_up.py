@@ -8,7 +8,7 @@ from minllm.cache.policy import PrefixHits
 from minllm.cache.virtual.length_estimate import LengthEstimate
 from minllm.cache.virtual.slots import MappingCounts
 from minllm.engine import llm
-from minllm.engine.loading import load_engine
+from minllm.engine.build.engine import load_engine
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.warm_up import warm_up
 from minllm.kernels.sampling.parameters import kind_of

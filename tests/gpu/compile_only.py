@@ -16,9 +16,9 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from minllm import LLM
-from minllm.engine import precompile
+from minllm.engine.build import precompile
+from minllm.engine.build.engine import load_engine
 from minllm.engine.kernels_needed import EngineShape
-from minllm.engine.loading import load_engine
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.share import RankShare
 from minllm.ops.dry_run_ops import DryRunOps

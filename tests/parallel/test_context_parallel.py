@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm import LLM, SamplingParams
-from minllm.engine.loading import load_engine, model_config
+from minllm.engine.build.engine import load_engine, model_config
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.rank_runner import forward_of
 from minllm.engine.ranks.share import RankShare

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minllm.engine.cache_format import cache_shape
+from minllm.engine.build.cache_format import cache_shape
 from minllm.engine.kernels_needed import EngineShape, kernels_needed
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.machine import host

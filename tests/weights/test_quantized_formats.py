@@ -15,7 +15,7 @@ import minllm
 from minllm import LLM, costs
 from minllm.bench.generate import write_shape
 from minllm.cli import app as cli
-from minllm.engine import loading
+from minllm.engine.build import weights
 from minllm.engine.options import EngineOptions
 from minllm.errors import CheckpointError, InvalidOptionError
 from minllm.kernels.quantization.reference import pack_nibbles
@@ -237,8 +237,8 @@ def test_experts_are_refused():
             LLM(model_directory("qwen3_moe"), device="cpu", quantization=name)
     config = replace(named_config("qwen3-30b-a3b"), intermediate_size=768 // 32)
     with pytest.raises(InvalidOptionError, match=r"rows of a multiple of 16 numbers, and here the inner width \(on each rank\) is 24"):
-        loading._check_expert_widths("cuda", config, WEIGHT_FORMATS["fp8"])
-    loading._check_expert_widths("cuda", named_config("qwen3-30b-a3b"), WEIGHT_FORMATS["int4_g128"])
+        weights.check_expert_widths("cuda", config, WEIGHT_FORMATS["fp8"])
+    weights.check_expert_widths("cuda", named_config("qwen3-30b-a3b"), WEIGHT_FORMATS["int4_g128"])
 
 
 @pytest.mark.parametrize("name", ["fp8", "int4"])
@@ -255,11 +255,11 @@ def test_quantised_experts_generate_as_their_dequantised_model(name, tmp_path):
 
 def test_a_gpu_without_fp8_is_refused(monkeypatch):
     monkeypatch.setattr("minllm.runtime.device.current_device", lambda: replace(H200, compute_capability=(8, 0)))
-    loading._check_capability(WEIGHT_FORMATS["int8"])
+    weights._check_capability(WEIGHT_FORMATS["int8"])
     with pytest.raises(InvalidOptionError, match="quantization='fp8' needs a GPU of compute capability 8.9 or more, and this one has 8.0"):
-        loading._check_capability(WEIGHT_FORMATS["fp8"])
+        weights._check_capability(WEIGHT_FORMATS["fp8"])
     with pytest.raises(InvalidOptionError, match=r"stored quantised \(own\) needs .* take a checkpoint in int8 or 16 bits"):
-        loading._check_capability(SimpleNamespace(name="own", is_option=False, since=WEIGHT_FORMATS["fp8"].since))
+        weights._check_capability(SimpleNamespace(name="own", is_option=False, since=WEIGHT_FORMATS["fp8"].since))
 
 
 def test_unknown_names():

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from minllm import LLM, costs
 from minllm.cli import app as cli
-from minllm.engine import memory_budget
+from minllm.engine.build import memory_budget
 from minllm.errors import InvalidOptionError, OutOfMemoryError
 from minllm.models.config_reader import read_model_config
 from minllm.models.decoder import forward

@@ -1,7 +1,7 @@
 """Refuse options and models that cannot be split, before any process starts."""
 
 from minllm.costs.parallel import shard
-from minllm.engine.loading import model_config
+from minllm.engine.build.engine import model_config
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
 from minllm.parallel.context_parallel import check_context_ranks

@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from importlib import metadata
 from typing import Any, NamedTuple
 
-from minllm.engine.loading import Engine, load_engine, model_config
+from minllm.engine.build.engine import Engine, load_engine, model_config
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.check import check_split

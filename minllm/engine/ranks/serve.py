@@ -4,7 +4,7 @@ import contextlib
 from collections import deque
 from typing import Any
 
-from minllm.engine.loading import load_engine
+from minllm.engine.build.engine import load_engine
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.published import PublishedTables
 from minllm.engine.ranks.rank_runner import Capture, Execute, Score, forward_of

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from minllm.engine.loading import Engine, load_engine
+from minllm.engine.build.engine import Engine, load_engine
 from minllm.engine.options import EngineOptions
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.check import check_split

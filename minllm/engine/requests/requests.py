@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from minllm.engine.loading import Engine
+from minllm.engine.build.engine import Engine
 from minllm.engine.requests.bad_words import BadWords
 from minllm.engine.requests.beam_search import Beam, BeamSearch, Temperature
 from minllm.engine.requests.beam_search_params import BeamSearchParams

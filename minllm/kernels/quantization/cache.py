@@ -24,7 +24,7 @@ class QuantizedCache:
     128 bytes, which the few bytes of one head and token do not fill.
     smoothing: float32 [3, kv_heads, head_dim] or None for keys, None for values. The cached key is (key - smoothing[0]) * smoothing[1], and
     a query is multiplied by smoothing[2] = 1 / smoothing[1], so their dot products are unchanged, except for a constant shared by all
-    keys, which softmax cancels (engine/calibration.py). Kernels that read the cache ignore it.
+    keys, which softmax cancels (engine/build/calibration.py). Kernels that read the cache ignore it.
     by_channel: for keys of a format that quantises them by channel; scales are then float16 [num_blocks, kv_heads,
     block_size // token_group, head_dim, 2], a pair per channel for each group of token_group tokens, and smoothing is None, because
     scales per channel have the same effect.

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minllm.engine.loading import Engine
+from minllm.engine.build.engine import Engine
 from minllm.engine.ranks.rank_runner import RankRunner
 from minllm.parallel.cuda_ranks import TensorParallelCudaOps
 from minllm.parallel.grid import Grid

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from minllm.engine.loading import load_engine
+from minllm.engine.build.engine import load_engine
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.rank_runner import forward_of, micro_batches
 from minllm.engine.ranks.share import RankShare

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from minllm.engine.compute_dtype import compute_dtype
+from minllm.engine.build.compute_dtype import compute_dtype
 from minllm.errors import InvalidOptionError
 from minllm.runtime.device import assume
 from tests.runtime.h200 import H200

@@ -10,7 +10,7 @@ from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.cache.policy import CachePolicy
 from minllm.costs.speculation import best_num_drafts, trial_interval
 from minllm.costs.step_time import StepRates, StepTimes
-from minllm.engine.cache_format import cache_shape, check_shape
+from minllm.engine.build.cache_format import cache_shape, check_shape
 from minllm.engine.drafting.draft_model import DraftModel
 from minllm.engine.drafting.lookahead import LookaheadDrafts
 from minllm.engine.drafting.ngrams import NgramDrafts

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams
-from minllm.engine import memory_budget
+from minllm.engine.build import memory_budget
 from minllm.engine.options import EngineOptions
 from minllm.errors import OutOfMemoryError
 from minllm.models.config_reader import read_model_config

@@ -32,7 +32,7 @@ from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backen
 from minllm.kernels.quantization.reference import FLOAT8
 from minllm.models.decoder import forward
 
-TEXT = Path(__file__).parents[1] / "data" / "calibration.txt"  # English and code; every version of minllm has the same
+TEXT = Path(__file__).parents[2] / "data" / "calibration.txt"  # English and code; every version of minllm has the same
 HEADROOM = 2.0  # numbers twice as large as any in the text still fit
 TOKENS = 1024
 SHARE = 0.3  # 0 leaves components unchanged, 1 gives all the same deviation; for int4, 0.3 is the best of 0, 0.3 and 0.5
