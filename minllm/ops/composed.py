@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Ops, Routing
+from minllm.ops.protocol import Array, AttentionConfig, Batch, LayerCache, NormWeights, Ops, Routing
 from minllm.weights.format import WeightFormat
 from minllm.weights.linear import Linear
 
@@ -51,42 +51,42 @@ class ComposedOps(Ops):
                 self.copy_blocks(scratch, recent.stores, ring)
         return query
 
-    def normed_rows(self, x: Any, residual: Any, norm: NormWeights, linear: Linear) -> tuple[Any, Any]:
+    def normed_rows(self, x: Array, residual: Array, norm: NormWeights, linear: Linear) -> tuple[Array, Array]:
         """(rows for `linear`, residual): the rows are the norm of x + residual; a machine may quantise them for the linear's format."""
         return self.add_norm(x, residual, norm)
 
     def normed_qkv(
         self,
-        x: Any,
-        residual: Any,
+        x: Array,
+        residual: Array,
         norm: NormWeights,
         qkv: Linear,
         *,
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        cos_sin: Any = None,
-    ) -> tuple[Any, Any]:
+        cos_sin: Array = None,
+    ) -> tuple[Array, Array]:
         """Norm, projection, rotation and cache write, as separate operations."""
         normalised, residual = self.normed_rows(x, residual, norm, qkv)
         projected = self.linear(normalised, qkv)  # [T, (heads + 2 * kv_heads) * head_dim]
         return self.qkv_rope_append(projected, batch, layer_cache, attention_config, cos_sin), residual
 
-    def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
+    def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Array, Array]:
         """(linear(x), residual): the next normalisation adds them."""
         return self.linear(x, linear), residual
 
     def normed_gated_mlp(
-        self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
+        self, x: Array, residual: Array, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
         next_norm: NormWeights | None = None,
-    ) -> tuple[Any, Any]:  # fmt: skip
+    ) -> tuple[Array, Array]:  # fmt: skip
         """Norm and feed-forward, as separate operations."""
         normalised, residual = self.normed_rows(x, residual, norm, gate_up)
         return self.gated_mlp(normalised, gate_up, down, activation), residual
 
     def normed_experts(
-        self, x: Any, residual: Any, norm: NormWeights, router: Any, gate_up: Linear, down: Linear, routing: Routing
-    ) -> tuple[Any, Any]:  # fmt: skip
+        self, x: Array, residual: Array, norm: NormWeights, router: Array, gate_up: Linear, down: Linear, routing: Routing
+    ) -> tuple[Array, Array]:  # fmt: skip
         """Norm and experts, as separate operations."""
         normalised, residual = self.add_norm(x, residual, norm)
         return self.experts(normalised, router, gate_up, down, routing), residual

@@ -15,7 +15,7 @@ from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.slots.local_blocks import local_blocks
 from minllm.kernels.slots.write_slots import write_slots
 from minllm.ops.cuda_base import CudaBase
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache
+from minllm.ops.protocol import Array, AttentionConfig, Batch, LayerCache
 from minllm.runtime.kernel import check
 
 
@@ -24,12 +24,12 @@ class CudaAttention(CudaBase):
 
     def qkv_rope_append(
         self,
-        qkv: Any,
+        qkv: Array,
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        cos_sin: Any = None,
-    ) -> Any:
+        cos_sin: Array = None,
+    ) -> Array:
         """Splits qkv, normalises and rotates queries and keys, writes the cache; returns the queries [T, heads, head_dim]."""
         config = attention_config
         query = self.empty((qkv.shape[0], config.heads, config.head_dim), self.dtype)
@@ -46,19 +46,19 @@ class CudaAttention(CudaBase):
             return write(layer_cache.key, layer_cache.value, batch.slot_mapping, None)
         return self.append_with_window(write, batch, layer_cache)
 
-    def copy_blocks(self, cache: Any, copies: Any, to: Any = None) -> None:
+    def copy_blocks(self, cache: Array, copies: Array, to: Array = None) -> None:
         """Copies blocks within the cache, or from it to `to`: pairs (source, destination), int32 [P, 2]."""
         copy_blocks(cache, copies, self.stream, to)
 
-    def copy_blocks_of_layers(self, caches: Any, copies: Any) -> None:
+    def copy_blocks_of_layers(self, caches: Array, copies: Array) -> None:
         """Copies blocks in every layer of caches [layers, num_blocks, ...]."""
         copy_blocks_of_layers(caches, copies, self.stream)
 
-    def write_words(self, words: Any, pairs: Any) -> None:
+    def write_words(self, words: Array, pairs: Array) -> None:
         """words[index] = word for pairs (index, word), int32 [n, 2]."""
         write_slots(words, pairs, self.stream)
 
-    def local_blocks(self, batch: Batch, local_of: Any, block_size: int) -> tuple[Any, Any]:
+    def local_blocks(self, batch: Batch, local_of: Array, block_size: int) -> tuple[Array, Array]:
         """(slot_mapping, block_tables) of the batch with local blocks."""
         found = (self.empty(one.shape, np.int32) for one in (batch.slot_mapping, batch.block_tables))
         slot_mapping, block_tables = found
@@ -75,7 +75,7 @@ class CudaAttention(CudaBase):
             recent.context_lens, recent.block_tables, batch.max_query_len, self.stream,
         )  # fmt: skip
 
-    def attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
+    def attention(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Array:
         """Causal attention over the cached context of each sequence: [T, heads * head_dim]."""
         if attention_config.soft_cap:
             return self._soft_capped_attention(query, layer_cache, batch, attention_config)
@@ -94,7 +94,7 @@ class CudaAttention(CudaBase):
             self._attention(query, layer_cache, batch, attention_config, out)
         return out.reshape(query.shape[0], -1)
 
-    def _attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Any) -> None:
+    def _attention(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Array) -> None:
         """Attention of sequences that all decode, or of other sequences, written to their rows of `out` [T, heads, head_dim]."""
         variant = self._attention_variant(batch.max_query_len, layer_cache.key)
         own = self.own.get("attention")
@@ -108,7 +108,7 @@ class CudaAttention(CudaBase):
             attention_config.scale, attention_config.sliding_window, batch.max_query_len, workspace, self.stream,
         )  # fmt: skip
 
-    def _soft_capped_attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
+    def _soft_capped_attention(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Array:
         """Attention with bounded scores: [T, heads * head_dim]. There is one variant, for plain caches and any number of new tokens."""
         plain = batch.tree is None and layer_cache.recent is None and not is_quantized(layer_cache.key)
         check(plain, "attention with a soft cap has kernels for plain caches without draft trees only")
@@ -119,14 +119,14 @@ class CudaAttention(CudaBase):
         )  # fmt: skip
         return out.reshape(query.shape[0], -1)
 
-    def _tree_attention(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Any) -> None:
+    def _tree_attention(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig, out: Array) -> None:
         """Attention of verifications of a tree, written to their rows of `out`; there is only one variant for trees."""
         ATTENTION_VARIANTS["tree"].attention(
             query, layer_cache.key, layer_cache.value, out, batch.query_start, batch.context_lens, batch.block_tables, batch.tree,
             batch.first_node, attention_config.scale, attention_config.sliding_window, batch.max_query_len, stream=self.stream,
         )  # fmt: skip
 
-    def _attention_with_window(self, query: Any, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Any:
+    def _attention_with_window(self, query: Array, layer_cache: LayerCache, batch: Batch, attention_config: AttentionConfig) -> Array:
         """Attention over the codes of older tokens and the unquantised recent ones, merged: [T, heads * head_dim]."""
         from minllm.kernels.attention.residual_window import residual_window  # imported on first use, like all variants
 
@@ -143,7 +143,7 @@ class CudaAttention(CudaBase):
         )  # fmt: skip
         return out.reshape(query.shape[0], -1)
 
-    def _attention_variant(self, max_query_len: int, key_cache: Any) -> Any:
+    def _attention_variant(self, max_query_len: int, key_cache: Array) -> Any:
         """The requested module if it supports this cache and number of new tokens, else the fastest one for them on this GPU."""
         quantized, name = is_quantized(key_cache), self.variants.get("attention")
         asked = None if name is None else ATTENTION_VARIANTS.entries.get(name)

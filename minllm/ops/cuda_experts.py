@@ -23,7 +23,7 @@ from minllm.kernels.experts.grouped_gemm import fits, grouped_down, grouped_gate
 from minllm.kernels.experts.grouped_wgmma import takes, wgmma_down, wgmma_gate_up
 from minllm.kernels.experts.routing import route
 from minllm.ops.cuda_linear import CudaLinear
-from minllm.ops.protocol import NormWeights, Routing
+from minllm.ops.protocol import Array, NormWeights, Routing
 from minllm.runtime.device import HOPPER
 from minllm.weights.formats import plain_linear
 from minllm.weights.linear import Linear
@@ -32,7 +32,7 @@ from minllm.weights.linear import Linear
 class CudaExperts(CudaLinear):
     """Part of CudaOps."""
 
-    def experts(self, x: Any, router: Any, gate_up: Linear, down: Linear, routing: Routing) -> Any:
+    def experts(self, x: Array, router: Array, gate_up: Linear, down: Linear, routing: Routing) -> Array:
         """The weighted sum of each token's chosen experts: [T, hidden]."""
         logits = self._matmul(x, plain_linear(router), np.dtype(np.float32))  # [T, experts]
         activated, out = self._activated(x, gate_up, routing), self.empty(x.shape, self.dtype)
@@ -55,8 +55,8 @@ class CudaExperts(CudaLinear):
         return out
 
     def normed_experts(
-        self, x: Any, residual: Any, norm: NormWeights, router: Any, gate_up: Linear, down: Linear, routing: Routing
-    ) -> tuple[Any, Any]:  # fmt: skip
+        self, x: Array, residual: Array, norm: NormWeights, router: Array, gate_up: Linear, down: Linear, routing: Routing
+    ) -> tuple[Array, Array]:  # fmt: skip
         """Norm and experts: in three kernels if x is one row and no other rank adds to the result."""
         to_logits = plain_linear(router)
         launcher = self._fused(to_logits.format.kernels.normed_linear, x, residual, to_logits, norm)
@@ -70,24 +70,24 @@ class CudaExperts(CudaLinear):
         down_gemv(activated, logits, routing.normalized, down.weight, out, x, self.stream)
         return out, None
 
-    def gated_add(self, x: Any, y: Any, gate: Any) -> Any:
+    def gated_add(self, x: Array, y: Array, gate: Array) -> Array:
         """x + sigmoid(gate) * y: [T, hidden]."""
         out = self.empty(x.shape, self.dtype)
         gated_add(x, y, gate, out, self.stream)
         return out
 
-    def _chosen(self, logits: Any, routing: Routing) -> tuple[Any, Any]:
+    def _chosen(self, logits: Array, routing: Routing) -> tuple[Array, Array]:
         """(expert_ids, weights), both [T, per_token]."""
         shape = (logits.shape[0], routing.per_token)
         expert_ids, weights = self.empty(shape, np.int32), self.empty(shape, np.float32)
         route(logits, expert_ids, weights, routing.normalized, self.stream)
         return expert_ids, weights
 
-    def _activated(self, x: Any, gate_up: Linear, routing: Routing) -> Any:
+    def _activated(self, x: Array, gate_up: Linear, routing: Routing) -> Array:
         """An array for gate and up of all pairs of a token and its expert, [T * per_token, intermediate]."""
         return self.empty((x.shape[0] * routing.per_token, gate_up.shape[0] // routing.experts // 2), self.dtype)
 
-    def _gathers(self, x: Any, gate_up: Linear, activated: Any, down: Linear) -> bool:
+    def _gathers(self, x: Array, gate_up: Linear, activated: Any, down: Linear) -> bool:
         """Whether GEMVs compute the experts: for a few tokens, and for arrays that the grouped GEMM does not support."""
         few = x.shape[0] <= MOST_TOKENS and self.variants.get("matmul") != "fixed_order"
         return few or not fits(x, gate_up.weight, activated, down.weight)

@@ -17,7 +17,6 @@ GEMVs and flat GEMMs (`normed_qkv`, `linear_add`, `normed_gated_mlp`): five kern
 DeferredNorm. The format of a Linear provides these fusions (weights/format.py).
 """
 
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from minllm.ops.cuda_attention import CudaAttention
 from minllm.ops.cuda_experts import CudaExperts
 from minllm.ops.cuda_sampling import CudaSampling
 from minllm.ops.cuda_speculation import CudaSpeculation
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights
+from minllm.ops.protocol import Array, AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.runtime.device import HOPPER
 from minllm.weights.format import StreamKernels
 from minllm.weights.linear import Linear
@@ -40,20 +39,20 @@ from minllm.weights.linear import Linear
 class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
     """Implements `ops.protocol.Ops`; every array is a DeviceArray (in the simulator a NumPy array)."""
 
-    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None, scale: float = 1.0) -> Any:
+    def embed(self, batch: Batch, embedding: Array, position_embedding: Array = None, scale: float = 1.0) -> Array:
         """Rows of the embedding, plus those of the positions, times `scale`: [T, hidden]."""
         out = self.empty((batch.token_ids.shape[0], embedding.shape[1]), self.dtype)
         positions = None if position_embedding is None else batch.positions
         look_up(batch.token_ids, embedding, out, positions=positions, position_embedding=position_embedding, stream=self.stream)
         return self.scaled(out, scale)
 
-    def scaled(self, x: Any, factor: float) -> Any:
+    def scaled(self, x: Array, factor: float) -> Array:
         """x, multiplied in place by a factor that is rounded to the activations' dtype."""
         if factor != 1.0:
             launch_scale(x, factor, self.stream)
         return x
 
-    def add_norm(self, x: Any, residual: Any, norm: NormWeights) -> tuple[Any, Any]:
+    def add_norm(self, x: Array, residual: Array, norm: NormWeights) -> tuple[Array, Array]:
         """(normalised, residual) of x + residual: [T, hidden] both; a given residual is overwritten."""
         out = self.empty(x.shape, self.dtype)
         if isinstance(x, DeferredNorm):
@@ -64,7 +63,7 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
             self._launcher("rms_norm", rms_norm)(x, norm.weight, out, norm.epsilon, residual, self.stream)
         return out, x if residual is None else residual
 
-    def normed_rows(self, x: Any, residual: Any, norm: NormWeights, linear: Linear) -> tuple[Any, Any]:
+    def normed_rows(self, x: Array, residual: Array, norm: NormWeights, linear: Linear) -> tuple[Array, Array]:
         """(rows, residual) as in add_norm; the norm's kernel writes QuantizedRows if the linear's variant multiplies codes."""
         if isinstance(x, DeferredNorm) or norm.kind != "rms_norm" or {"matmul", "rms_norm"} & self.own.keys():
             return self.add_norm(x, residual, norm)
@@ -75,16 +74,16 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
 
     def normed_qkv(
         self,
-        x: Any,
-        residual: Any,
+        x: Array,
+        residual: Array,
         norm: NormWeights,
         qkv: Linear,
         *,
         batch: Batch,
         layer_cache: LayerCache,
         attention_config: AttentionConfig,
-        cos_sin: Any = None,
-    ) -> tuple[Any, Any]:
+        cos_sin: Array = None,
+    ) -> tuple[Array, Array]:
         """(queries, residual): norm, projection, rotation and cache write, in one kernel if x is one row or a DeferredNorm."""
         config = attention_config
         halves = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved
@@ -116,7 +115,7 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
             self.quantize_groups(layer_cache, batch)
         return query, x
 
-    def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
+    def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Array, Array]:
         """(linear(x), residual); for one row of x (their sum, None); for the few rows of a flat GEMM (a DeferredNorm, None)."""
         if next_norm is not None and next_norm.kind == "rms_norm" and (kernels := self._stream_kernels(x, linear)) is not None:
             norm = (next_norm.weight, next_norm.epsilon)
@@ -129,9 +128,9 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
         return out, None
 
     def normed_gated_mlp(
-        self, x: Any, residual: Any, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
+        self, x: Array, residual: Array, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
         next_norm: NormWeights | None = None,
-    ) -> tuple[Any, Any]:  # fmt: skip
+    ) -> tuple[Array, Array]:  # fmt: skip
         """Norm and feed-forward: in two kernels if x is one row or a DeferredNorm."""
         kernels = self._stream_kernels(x, gate_up) if isinstance(x, DeferredNorm) and gate_up.bias is None else None
         if kernels is not None and activation == "silu":
@@ -145,14 +144,14 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
         launcher(x, gate_up.weight, activated, self.stream, norm=norm.weight, epsilon=norm.epsilon)
         return self.linear_add(activated, down, x)
 
-    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any, soft_cap: float = 0.0) -> Any:
+    def logits(self, x: Array, residual: Array, norm: NormWeights, lm_head: Linear, rows: Array, soft_cap: float = 0.0) -> Array:
         """The logits of `rows`, or of all rows: float32 [R, vocab]."""
         logits = self._uncapped_logits(x, residual, norm, lm_head, rows)
         if soft_cap:
             launch_soft_cap(logits, soft_cap, self.stream)
         return logits
 
-    def _uncapped_logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any) -> Any:
+    def _uncapped_logits(self, x: Array, residual: Array, norm: NormWeights, lm_head: Linear, rows: Array) -> Array:
         launcher = self._fused(lm_head.format.kernels.normed_linear, x, residual, lm_head, norm)
         if rows is None and launcher is not None:
             out = self.empty((x.shape[0], lm_head.shape[0]), np.float32)
@@ -165,7 +164,7 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
         normalised, _ = self.add_norm(x, residual, norm)
         return self._matmul(normalised, lm_head, np.dtype(np.float32))
 
-    def _stream_kernels(self, x: Any, linear: Linear) -> StreamKernels | None:
+    def _stream_kernels(self, x: Array, linear: Linear) -> StreamKernels | None:
 
         """The StreamKernels of the linear's format if they support x, which may be a DeferredNorm; else None."""
         kernels, x = linear.format.kernels.stream, x.scaled if isinstance(x, DeferredNorm) else x
@@ -173,7 +172,7 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
             return None
         return kernels if kernels.fits(x, linear.weight) and self._matmul_variant(x, linear) == "flat" else None
 
-    def _rows(self, x: Any, rows: Any) -> Any:
+    def _rows(self, x: Array, rows: Array) -> Array:
         """x[rows], by the embedding kernel."""
         out = self.empty((rows.shape[0], x.shape[1]), x.dtype)
         look_up(rows, x, out, stream=self.stream)

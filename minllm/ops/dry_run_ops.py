@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.protocol import Array
 from minllm.runtime.device import current_device
 from minllm.runtime.dry_run import Addresses
 from minllm.runtime.memory import DeviceMemory
@@ -36,7 +37,7 @@ class DryRun(CudaOps):
         """A context for making many weights; does nothing here."""
         return contextlib.nullcontext()
 
-    def to_host(self, array: Any) -> np.ndarray:
+    def to_host(self, array: Array) -> np.ndarray:
         """Zeros of the array's shape and dtype."""
         return np.zeros(array.shape, array.dtype)
 

@@ -24,7 +24,7 @@ from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.models.decoder import forward, hidden_states
 from minllm.models.model import Model
-from minllm.ops.protocol import Batch
+from minllm.ops.protocol import Array, Batch
 
 SALT = 0x9E3779B9  # 2^32 / golden ratio; gives drafts other random numbers than the sampler's
 
@@ -49,7 +49,7 @@ class DraftModel:
         """See DraftSource."""
         hidden_states(self.ops, self.model, batch, self.cache.layers)
 
-    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> None:
+    def propose(self, slots: Array, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> None:
         """See DraftSource."""
         ops = self.ops
         self.compute_keys(batch)
@@ -60,7 +60,7 @@ class DraftModel:
             logits = forward(ops, self.model, rows, self.cache.layers)
             self._choose(logits, runs, index, state, drafts, kind if self.draws else SamplingKind.GREEDY)
 
-    def _choose(self, logits: Any, runs: Any, index: int, state: SlotState, drafts: DraftState, kind: SamplingKind) -> None:
+    def _choose(self, logits: Array, runs: Array, index: int, state: SlotState, drafts: DraftState, kind: SamplingKind) -> None:
         """Sample draft number `index` of each run from its logits [runs, vocab], or take the likeliest token."""
         ops = self.ops
         if kind is SamplingKind.GREEDY:

@@ -9,7 +9,7 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.lookahead import LookaheadState
 from minllm.kernels.speculation.state import DraftState
-from minllm.ops.protocol import Batch
+from minllm.ops.protocol import Array, Batch
 
 
 class LookaheadDrafts:
@@ -34,6 +34,6 @@ class LookaheadDrafts:
     def compute_keys(self, batch: Batch) -> None:
         """See DraftSource."""
 
-    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
+    def propose(self, slots: Array, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
         """See DraftSource."""
         return self.ops.lookahead(slots, state, drafts, batch.token_ids, chosen.tokens, self.state)

@@ -6,7 +6,7 @@ from minllm.engine.running.speculator import Chosen
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
-from minllm.ops.protocol import Batch
+from minllm.ops.protocol import Array, Batch
 
 
 class NgramDrafts:
@@ -26,6 +26,6 @@ class NgramDrafts:
     def compute_keys(self, batch: Batch) -> None:
         """See DraftSource."""
 
-    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
+    def propose(self, slots: Array, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
         """See DraftSource."""
         return self.ops.prompt_lookup(slots, state, drafts, self.longest, self.shortest)

@@ -11,7 +11,6 @@ they are the likeliest tokens, which accept_tree.py compares with the sampler's.
 """
 
 from dataclasses import replace
-from typing import Any
 
 from minllm.engine.drafting.draft_model import SALT, DraftModel
 from minllm.engine.running.speculator import Chosen, compact
@@ -19,13 +18,13 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.models.decoder import forward
-from minllm.ops.protocol import Batch
+from minllm.ops.protocol import Array, Batch
 
 
 class TreeModel(DraftModel):
     """A DraftSource for DraftState.tree, a tree with its nodes in the order of their levels."""
 
-    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> None:
+    def propose(self, slots: Array, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> None:
         """See DraftSource."""
         ops, tree = self.ops, drafts.nodes
         self.compute_keys(batch)

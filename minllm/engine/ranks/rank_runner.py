@@ -18,7 +18,7 @@ from minllm.engine.running.model_runner import ModelRunner, masked_rows
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
-from minllm.ops.protocol import Batch
+from minllm.ops.protocol import Array, Batch
 
 
 class Execute(NamedTuple):
@@ -92,7 +92,7 @@ class RankRunner(ModelRunner):
         super().close()
         self.ops.disconnect()
 
-    def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
+    def _process(self, logits: Array, sequence: Sequence) -> np.ndarray:
         """Apply the sequence's logits processors on rank 0, and send the result to all ranks. Returns the unprocessed logits."""
         with self.watching():
             computed = self.ops.to_host(logits).copy()
@@ -118,7 +118,7 @@ class RankRunner(ModelRunner):
         return [self._finish(spans, *one) for spans, one in zip(forwards, begun, strict=True)]
 
     def _read(
-        self, tokens: Any, logits: Any, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
+        self, tokens: Array, logits: Array, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
     ) -> Pending:
         """Start copying the results of a forward to the host, and the fault that kernels between peers may have recorded."""
         found, fault = super()._read(tokens, logits, *verified, sampled=sampled, rows=rows, scored=scored), self.ops.fault()
@@ -132,7 +132,7 @@ class RankRunner(ModelRunner):
         batch, slots = self._sent(*self._batch(spans, slots, _scored(spans)), _sampled(spans))
         return slots, batch, self.logits_of(slots, batch)
 
-    def _finish(self, spans: list[Span], slots: Any, batch: Batch, logits: Any) -> Pending:
+    def _finish(self, spans: list[Span], slots: Array, batch: Batch, logits: Array) -> Pending:
         """Launch the choice of a forward's tokens."""
         sampled = _sampled(spans)
         _, rows = self._rows(spans, sampled)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from minllm.ops.protocol import Array
+
 
 class Done:
     """The event of work that is complete."""
@@ -70,7 +72,7 @@ class CudaMachine:
 
         return pinned_empty(shape, dtype) if self.is_pinned else np.empty(shape, dtype)
 
-    def write_later(self, array: Any, pinned: np.ndarray) -> Any:
+    def write_later(self, array: Array, pinned: np.ndarray) -> Any:
         """Start overwriting a device array; earlier launches see its old contents.
 
         The host array may be reused after `sync()` of the returned event.
@@ -79,13 +81,13 @@ class CudaMachine:
 
         return write_later(array, pinned, self.stream)
 
-    def read_later(self, array: Any, pinned: np.ndarray) -> Any:
+    def read_later(self, array: Array, pinned: np.ndarray) -> Any:
         """Start copying a device array to a page-locked one; the returned event has `sync()`."""
         from minllm.runtime.stream import read_later
 
         return read_later(array, pinned, self.stream)
 
-    def write(self, array: Any, host: np.ndarray) -> None:
+    def write(self, array: Array, host: np.ndarray) -> None:
         """Overwrite a device array in stream order, and wait."""
         array.copy_from_host(host)
 

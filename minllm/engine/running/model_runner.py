@@ -44,7 +44,7 @@ from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
-from minllm.ops.protocol import Batch, RecentTokens
+from minllm.ops.protocol import Array, Batch, RecentTokens
 
 
 def masked_rows(rows: list[int], spans: list[Span]) -> list[tuple[int, Any, int]]:
@@ -260,7 +260,7 @@ class ModelRunner:
         table = self.policy.table(span.sequence)[: blocks_needed(end, self.cache.block_size)]
         return NewTokens(span.sequence.token_ids(span.start, end), span.start, table, span.sequence.slot)
 
-    def compute(self, slots: Any, batch: Batch, kind: SamplingKind | None, processed: Any = ()) -> tuple[Any, ...]:
+    def compute(self, slots: Array, batch: Batch, kind: SamplingKind | None, processed: Any = ()) -> tuple[Any, ...]:
         """Launch a forward, and sample the rows of `slots` [R]: (tokens [R], logits [R or more, vocab]) on the device.
 
         With a speculator, the other results of Speculator.choose follow, first the numbers of new tokens and of next drafts, [R] each.
@@ -271,7 +271,7 @@ class ModelRunner:
         logits = self.logits_of(slots, batch)
         return (logits,) if kind is None else self.choose(logits, slots, batch, kind, processed)
 
-    def logits_of(self, slots: Any, batch: Batch) -> Any:
+    def logits_of(self, slots: Array, batch: Batch) -> Any:
         """Launch a forward: logits [R or more, vocab]. The rows of sequences that decode are made from their slots."""
         state = self.slots.state
         if self.speculator is not None and batch.num_verifications and batch.speculates:
@@ -282,7 +282,7 @@ class ModelRunner:
         return forward(self.ops, self.model, batch, self.cache.layers)
 
     def choose(
-        self, logits: Any, slots: Any, batch: Batch, kind: SamplingKind, processed: Any = (), masked: Any = ()
+        self, logits: Array, slots: Array, batch: Batch, kind: SamplingKind, processed: Any = (), masked: Any = ()
     ) -> tuple[Any, ...]:  # fmt: skip
         """Launch the choice of the next tokens, and advance the slots; returns the results of `compute`.
 
@@ -303,13 +303,13 @@ class ModelRunner:
                 self.machine.write(row, host)  # log-probabilities are those of the model
         return tokens, logits, *verified
 
-    def recent_rows(self, slots: Any) -> RecentTokens:
+    def recent_rows(self, slots: Array) -> RecentTokens:
         """Arrays for `Ops.load_rows` to fill in."""
         rows, ring = slots.shape[0], ring_blocks(self._window)
         slot_mapping, context_lens = (self.ops.empty((rows,), np.int32) for _ in range(2))
         return RecentTokens(slot_mapping, context_lens, self.ops.empty((rows, ring), np.int32), rings=slots)
 
-    def _process(self, logits: Any, sequence: Sequence) -> np.ndarray:
+    def _process(self, logits: Array, sequence: Sequence) -> np.ndarray:
         """Apply a sequence's logits processors on the host, while the device waits. Returns the unprocessed logits."""
         computed = self.ops.to_host(logits).copy()
         host = computed
@@ -318,7 +318,7 @@ class ModelRunner:
         self.machine.write(logits, host)
         return computed
 
-    def _masked(self, logits: Any, masked: list[tuple[int, Any, int]]) -> Any:
+    def _masked(self, logits: Array, masked: list[tuple[int, Any, int]]) -> Any:
         """The logits without the tokens that grammars exclude. The host fills their masks while the device computes the logits."""
         indices = np.full(logits.shape[0], -1, np.int32)
         rows = [row for first, _, num_drafts in masked for row in range(first, first + 1 + num_drafts)]
@@ -327,7 +327,7 @@ class ModelRunner:
         return self.ops.mask_logits(logits, sent["indices"], sent["masks"])
 
     def _read(
-        self, tokens: Any, logits: Any, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
+        self, tokens: Array, logits: Array, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
     ) -> Pending:
         """Start copying the results of a forward to the host. rows: as in PendingForward."""
         count, arrays = tokens.shape[0], [tokens, *verified]

@@ -24,15 +24,15 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.token_tree import TokenTree
-from minllm.ops.protocol import Batch
+from minllm.ops.protocol import Array, Batch
 
 
 class Chosen(NamedTuple):
     """The tokens that a step chose: int32 [R] on the device each."""
 
-    tokens: Any  # the sampler's token after each row, also after rejected rows
-    counts: Any  # number of new tokens of a run in its first row, 0 in its other rows
-    path: Any = None  # a run's first rows hold the row of each of its new tokens; None without a tree: these are its first rows
+    tokens: Array  # the sampler's token after each row, also after rejected rows
+    counts: Array  # number of new tokens of a run in its first row, 0 in its other rows
+    path: Array = None  # a run's first rows hold the row of each of its new tokens; None without a tree: these are its first rows
 
 
 class DraftSource(Protocol):
@@ -58,7 +58,7 @@ class DraftSource(Protocol):
         """Compute the keys and values of a batch without making drafts; does nothing for a source without its own cache."""
         ...
 
-    def propose(self, slots: Any, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
+    def propose(self, slots: Array, batch: Batch, state: SlotState, drafts: DraftState, kind: SamplingKind, chosen: Chosen) -> Any:
         """Write drafts for the slots of R rows, int32 [R], which the step has advanced. batch, chosen: the model's last forward.
 
         Returns the number of drafts in the first row of each run, int32 [R], or None if each slot got as many as there is room for.
@@ -66,7 +66,7 @@ class DraftSource(Protocol):
         ...
 
 
-def compact(ops: Any, cache: KVCache, batch: Batch, path: Any, counts: Any) -> None:
+def compact(ops: Any, cache: KVCache, batch: Batch, path: Array, counts: Array) -> None:
     """Move the accepted path of each run of the batch to consecutive slots of a cache."""
     for array in cache.arrays:
         ops.compact_path(array, batch.slot_mapping, path, counts)
@@ -128,7 +128,7 @@ class Speculator:
         """Compute the source's keys and values of tokens that it has missed."""
         self._ask(lambda source: source.compute_keys(batch))
 
-    def load(self, slots: Any, batch: Batch, block_size: int) -> None:
+    def load(self, slots: Array, batch: Batch, block_size: int) -> None:
         """Write the rows of the sequences that verify drafts. slots, int32 [R]: the slot of each row that gets logits."""
         self.ops.load_spans(slots, self.slots.state, self.drafts, batch.verifications(), block_size)
 
@@ -136,7 +136,7 @@ class Speculator:
         """The batch with the attention mask of the tree of drafts for its verifications, if there is a tree."""
         return replace(batch, tree=self.drafts.tree) if batch.num_verifications and batch.max_query_len > 1 else batch
 
-    def choose(self, logits: Any, slots: Any, batch: Batch, kind: SamplingKind) -> tuple[Any, ...]:
+    def choose(self, logits: Array, slots: Array, batch: Batch, kind: SamplingKind) -> tuple[Any, ...]:
         """(tokens, counts, number of next drafts), int32 [R] each, from the logits [R, vocab] of the rows of `slots` [R].
 
         The first rows of a run hold its new tokens; its first row holds their number, and that of the next drafts. With a tree, the rows of
@@ -161,7 +161,7 @@ class Speculator:
         return tokens, counts, self._propose(slots, batch, kind, Chosen(tokens, counts))
 
     def _choose_path(
-        self, logits: Any, sampling: Any, row_slots: Any, tokens: Any, slots: Any, batch: Batch, kind: SamplingKind
+        self, logits: Array, sampling: Any, row_slots: Array, tokens: Array, slots: Array, batch: Batch, kind: SamplingKind
     ) -> tuple[Any, ...]:  # fmt: skip
         """`choose` with a tree, after the sampler's tokens."""
         ops, state = self.ops, self.slots.state
@@ -175,7 +175,7 @@ class Speculator:
         ops.advance_spans(new, counts, slots, state, self.drafts)
         return tokens, counts, self._propose(slots, batch, kind, Chosen(tokens, counts, path)), path
 
-    def _propose(self, slots: Any, batch: Batch, kind: SamplingKind, chosen: Chosen) -> Any:
+    def _propose(self, slots: Array, batch: Batch, kind: SamplingKind, chosen: Chosen) -> Any:
         """The number of next drafts, int32 [R]."""
         state = self.slots.state
         found = self._ask(lambda source: source.propose(slots, batch, state, self.drafts, kind, chosen))
@@ -185,7 +185,7 @@ class Speculator:
             return self.ops.room_for_drafts(slots, state, batch.room, self.drafts)
         return found
 
-    def _skip(self, slots: Any, batch: Batch) -> Any:
+    def _skip(self, slots: Array, batch: Batch) -> Any:
         """Make no drafts, int32 [R] zeros. Prompts are computed nevertheless: other sequences may share their blocks."""
         self._ask(lambda source: source.compute_keys(batch))
         return self._zeros(slots.shape)
