@@ -15,6 +15,7 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from tests.kernels.guarded import HALF_STEP, SLACK, Guarded, assert_close, bits
 
+LARGE = 1000  # a size with many tiles
 COUNTS = ("m", "tokens", "heads", "kv_heads", "sliding_window", "window")  # sizes that nothing reads in vectors
 ON_FEW_SMS = {TensorCoreGemvTiling: tensor_core_gemv, BatchedGemvTiling: batched_gemv}
 
@@ -111,16 +112,21 @@ def check(launch, device):
 
 
 def code_of(launch):
-    """Features of a launch for tests/covering.py on which its machine code depends: with its variant all options, sizes of whole vectors or
-    not, and together its form, dtype, head size and block size.
+    """Features of a launch for tests/covering.py on which its machine code depends, each with its variant.
+
+    They are its form, dtype, head size and block size together; flags; tilings and other options; which sizes are whole vectors, and which
+    are large.
     """
     given = {**launch.shape, **launch.shape.get("options", {})}
     which = launch.name, given.get("variant")
-    kind = tuple(str(given.get(name)) for name in ("form", "dtype", "head_dim", "block_size"))
+    form, dtype, head_dim, block_size = (str(given.get(name)) for name in ("form", "dtype", "head_dim", "block_size"))
+    is_prompt = max(given.get("query_lens", (1,))) > 1
     sizes = [(name, size * launch.dtype.itemsize % 16 == 0) for name, size in given.items() if type(size) is int and name not in COUNTS]
-    options = [(name, repr(one)) for name, one in given.items() if type(one) not in (int, str, dict)]
-    kinds = [(*kind, max(given.get("query_lens", (1,))) > 1), *((*kind[:2], *size) for size in sizes)]
-    return [(*which, *one) for one in (*kinds, *options)]
+    flags = [(dtype, head_dim, name, repr(one)) for name, one in given.items() if type(one) in (bool, tuple)]
+    options = [(name, repr(one)) for name, one in given.items() if type(one) not in (int, dict, bool, tuple) and one not in which]
+    large = [(form, name, size > LARGE) for name, size in given.items() if type(size) is int]
+    features = (form, dtype, head_dim, block_size, is_prompt), *((form, dtype, *size) for size in sizes), *flags, *options, *large
+    return [(*which, *one) for one in features]
 
 
 def noise_of(launch):
