@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tools" / "site")]
+import home_cards
 import home_page
 import page_charts
 import server_pages
@@ -111,6 +112,7 @@ PARTS = {
     **{f"server-{make.__name__}": lambda page, make=make: make() for make in (
         server_pages.options, server_pages.fields, server_pages.metrics, server_pages.statuses
     )},
+    "cards": lambda page: home_cards.with_images(),
     "chart": lambda page: f"![{home_page.ALTERNATIVE}](assets/speed.svg)",
 }  # fmt: skip
 
@@ -122,8 +124,8 @@ def written(page: str) -> str:
 
 
 def main() -> None:
-    """Write all pages and the files of charts."""
-    for path, drawn in page_charts.files().items():
+    """Write all pages, and the files of charts and cards."""
+    for path, drawn in {**page_charts.files(), **home_cards.files()}.items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(drawn, encoding="utf-8")
     for page in PAGES:

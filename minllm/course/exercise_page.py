@@ -34,7 +34,7 @@ def show_exercises(*lessons_or_names: int | str) -> Exercises:
 def exercise_markdown(exercise: Exercise) -> str:
     """One exercise as Markdown: the task, the commands that check it, hints, cases."""
     parts = [
-        f"### Exercise: {exercise.title[0].upper()}{exercise.title[1:]} (`{exercise.name}`)",
+        f"### Exercise: {as_heading(exercise.title)} (`{exercise.name}`)",
         literal(exercise.task),
         "```\nsource .venv/bin/activate  # in the clone, once per terminal\n"
         f"minllm exercise {exercise.name} --out my_kernels\nminllm check my_kernels/{exercise.file_name}\n```",
@@ -43,6 +43,12 @@ def exercise_markdown(exercise: Exercise) -> str:
         closed("What the checks try", "\n".join(f"- **{rung.name}**: {literal(rung.catches)}" for rung in exercise.rungs), "abstract"),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def as_heading(title: str) -> str:
+    """A title with a capital, unless it begins with a formula: "Copy on write", "silu(gate) * up", "out = P V"."""
+    begins_with_formula = re.match(r"\w+(\(| =)", title)
+    return title if begins_with_formula else title[0].upper() + title[1:]
 
 
 def literal(text: str) -> str:

@@ -1,7 +1,7 @@
 """Recorded measurements for lessons without a GPU, always with machine, date, commit and the command that measures them.
 
 The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results. A row is *older* if its kernel
-has changed since it was measured: its label says so, and it may not be compared with a newer one (`comparable`, `parts_of`).
+has changed since it was measured: it may not be compared with a newer one (`comparable`, `parts_of`), and docs/results.md marks it.
 """
 
 import functools
@@ -53,7 +53,7 @@ class Measurement:
     def label(self) -> str:
         """For captions: "recorded by minllm bench launch on an NVIDIA H200, 2026-11-20, commit 5f46087".
 
-        It covers this row and the others that its cell took. It lists older rows, if not all are older.
+        It covers this row and the others that its cell took.
         """
         return label_of(_taken.get(self.cell, [self]))
 
@@ -73,14 +73,11 @@ def digits(value: float) -> str:
 
 
 def label_of(rows: Iterable[Measurement]) -> str:
-    """The commands, machine, dates and commits of rows, and which of them are older than the last change of their kernel."""
+    """The commands, machine, dates and commits of rows."""
     rows = list(rows)
     commands = " and ".join(commands_of([vars(row) for row in rows]))
     runs = dict.fromkeys(f"{row.date}, commit {row.commit[:7]}" for row in rows)
-    older = dict.fromkeys(row.variant for row in rows if row.is_older)
-    all_older = ", before the last change of " + ("its kernel" if len(rows) == 1 else "their kernels")
-    mark = "" if not older else all_older if all(row.is_older for row in rows) else f"{all_older}: {', '.join(older)}"
-    return f"recorded by {commands} on an {rows[0].machine}, {' and '.join(runs)}{mark}"
+    return f"recorded by {commands} on an {rows[0].machine}, {' and '.join(runs)}"
 
 
 def listing(rows: Iterable[Measurement]) -> str:

@@ -63,12 +63,16 @@ def bars(
     most = max([item.value for item in items] + ([limit] if limit is not None else []))
     least = min(item.value for item in items if item.value > 0) / 2 if log else 0.0
     x = Scale(least, most or 1.0, name_width, width - value_width, log)
+    apart = below or not any(item.remark for item in items)
+    if apart and all(is_inside(f"{short(item.value)} {unit}", x(item.value) - name_width) for item in items):
+        x = Scale(least, most or 1.0, name_width, width - 14, log)  # no value needs room after its bar
     if limit is not None:
         for row in range(len(items)):  # beside the bars only, not through the remarks below them
             y = top + sum(rows[:row])
             until = y + (BAR + 4 if remarks[row] else rows[row])
             drawn.append(element("line", x1=x(limit), x2=x(limit), y1=y - 6, y2=until, stroke=MUTED, stroke_dasharray="4 3"))
-        drawn.append(label(x(limit), bottom + FONT_SIZE, f"{limit_name} {short(limit)} {unit}", "middle", fill=MUTED))
+        named = f"{limit_name} {short(limit)} {unit}"
+        drawn.append(label(min(x(limit), width - text_width(named) / 2), bottom + FONT_SIZE, named, "middle", fill=MUTED))
     for row, item in enumerate(items):
         y = top + sum(rows[:row])
         end = x(item.value)
@@ -96,8 +100,13 @@ def value_end(drawn: list[str], start: float, end: float, y: float, text: str, l
     width = text_width(text)
     crosses = limit is not None and end - 4 < limit < end + width + 10
     after = (limit if crosses else end) + 6
-    if 1.15 * width + 12 < end - start:
+    if is_inside(text, end - start):
         drawn.append(label(end - 6, y, text, "end", fill=ON_MARK))
         return after
     drawn.append(over_lines(after, y, text))
     return after + 6 + width
+
+
+def is_inside(text: str, bar: float) -> bool:
+    """Whether a value fits into a bar of this width."""
+    return 1.15 * text_width(text) + 12 < bar

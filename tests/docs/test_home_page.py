@@ -98,8 +98,8 @@ def test_the_chart_follows_the_run():
     assert (ROOT / "docs/assets/speed.svg").read_text(encoding="utf-8") == drawn, message
 
 
-def test_the_charts_of_pages_follow_their_records(pages):
-    for path, drawn in pages.page_charts.files().items():
+def test_the_files_of_charts_and_cards_are_current(pages):
+    for path, drawn in {**pages.page_charts.files(), **pages.home_cards.files()}.items():
         assert path.read_text(encoding="utf-8") == drawn, f"{path.name} is not current: python tools/write_pages.py draws it"
 
 

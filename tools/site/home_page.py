@@ -1,11 +1,12 @@
 """An MkDocs hook: the live parts of pages, those of the first page above all, computed when the site is built.
 
-docs/index.md holds each part between comments, as tools/write_pages.py wrote it: the chart of the README's rows, the kernel of
+docs/index.md holds each part between comments, as tools/write_pages.py wrote it: three cards, the chart of the README's rows, the kernel of
 home/rms_norm.py, the race that the simulator finds in it once a line is deleted, and text of the bundled model. The site computes them
 anew, and shows the chart, and those of page_charts.py, in its own colours.
 """
 
 import functools
+import html
 import importlib.util
 import json
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+import home_cards
 import page_charts
 
 ROOT = Path(__file__).parents[2]
@@ -95,20 +97,23 @@ def text() -> str:
     return f"```python\n{whole_methods}\n```"
 
 
-def chart() -> str:
-    """The chart of recorded speeds."""
+def chart():
+    """The figure of recorded speeds."""
     from minllm.bench.speed_chart import speed_chart
 
-    return speed_chart(json.loads((ROOT / "docs" / "assets" / "speed.json").read_text(encoding="utf-8")))._repr_html_()
+    return speed_chart(json.loads((ROOT / "docs" / "assets" / "speed.json").read_text(encoding="utf-8")))
 
 
 def framed_chart() -> str:
-    """The chart in the frame of a lesson's output, which scrolls on a phone."""
-    return f'<div class="output" tabindex="0">{chart()}</div>'
+    """The chart in the frame of a lesson's output, which scrolls on a phone; machine and dates are in a fold."""
+    figure = chart()
+    caption, figure.caption = figure.caption, ""
+    fold = f"<details><summary>Machine and dates</summary><p>{html.escape(caption, quote=False)}</p></details>"
+    return f'<div class="output" tabindex="0">{figure._repr_html_()}</div>\n{fold}'
 
 
 PARTS = {
-    "chart": framed_chart, "kernel": kernel, "race": race, "text": text,
+    "cards": home_cards.inline, "chart": framed_chart, "kernel": kernel, "race": race, "text": text,
     **{name: functools.partial(page_charts.framed, name) for name in page_charts.CHARTS},
 }  # fmt: skip
 

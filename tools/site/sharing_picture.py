@@ -40,7 +40,7 @@ def page() -> str:
     return (
         f"<!doctype html><meta charset='utf-8'><style>{STYLE}</style><h1>The LLM inference engine that you can read</h1>"
         f"<p>GPU kernels in Python, beside their equations, raced against cuBLAS, cuDNN and vLLM</p>"
-        f"<main><div><pre>{kernel}</pre><pre class='found'>{race}</pre></div>{home_page.chart()}</main>"
+        f"<main><div><pre>{kernel}</pre><pre class='found'>{race}</pre></div>{home_page.chart()._repr_html_()}</main>"
     )
 
 
