@@ -72,6 +72,18 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
+# ## Write your own
+#
+# A model ends in one number per token of its vocabulary, its *logit*. The softmax of these numbers is a
+# probability for each token, $p_i = e^{z_i} / \sum_j e^{z_j}$. Programs keep its logarithm, which does not underflow. Write it
+# in NumPy:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("sampling.log_softmax")
+
+# %% [markdown]
 # ## From text to tokens
 #
 # A model does not see letters. A tokenizer cuts text into pieces from a fixed vocabulary and gives the id of each.
@@ -115,6 +127,8 @@ out = np.empty((3, 320), np.float32)  # [T, hidden]
 with tracing() as traces:
     lookup.embedding(ids, table, out)
 print(traces[0])
+
+# %% tags=["hide"]
 assert np.array_equal(out, lookup.embedding_reference(ids, table))
 
 # %% [markdown]
@@ -258,7 +272,7 @@ for name, cost in (("decode", decode_cost), ("prefill", prefill_cost)):
         f"{cost.arithmetic_intensity:7.2f} FLOP per byte"
     )
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     decode_bytes=decode_cost.bytes,
     decode_flops=decode_cost.flops,
@@ -346,9 +360,7 @@ roofline(
 # ## Exercises
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(1)
+show_exercises("engine.perplexity")
 
 # %% [markdown]
 # ## A detective case: worse than chance
@@ -358,6 +370,8 @@ show_exercises(1)
 # %%
 suspicious = -np.log2(p[np.arange(len(sample_ids) - 1) + 1, sample_ids[1:]])
 print(f"{suspicious.mean():.2f} bits per token, where we found {bits.mean():.2f}")
+
+# %% tags=["hide"]
 assert suspicious.mean() > 12
 
 # %% [markdown]

@@ -110,7 +110,7 @@ launch(add_kernel, grid, block, (place.array(x), place.array(residual), out))
 assert np.array_equal(place.to_host(out), x + residual)
 print(f"{grid} blocks of {block} threads; the sums are those of NumPy")
 
-# %%
+# %% tags=["hide-input"]
 guess.against(blocks=grid, idle_threads=grid * block - n)
 
 # %% [markdown]
@@ -289,6 +289,8 @@ show_source(gelu.gelu_tanh, folded="The formula that it is made with")
 # %%
 trace = add_kernel.trace[grid, block](x, residual, np.empty(n, np.float32))
 print(trace)
+
+# %% tags=["hide"]
 assert trace.total.bytes == 3 * n * 4  # two reads and a write, 4 bytes per element
 
 # %% [markdown]
@@ -351,6 +353,8 @@ by_rows, by_columns = (
     traces[name].total.sector_bytes for name in ("by rows", "by columns")
 )
 assert by_columns == 8 * by_rows
+
+# %% tags=["hide-input"]
 guess.against(copied_by_rows=by_rows, copied_by_columns=by_columns)
 
 # %% [markdown]

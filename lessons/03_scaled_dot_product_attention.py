@@ -159,6 +159,8 @@ P = exponentials / exponentials.sum(axis=1, keepdims=True)  # [T, T], rows add u
 out = P @ V  # [T, d]
 print(np.round(P, 2))
 print(np.round(out, 2))
+
+# %% tags=["hide"]
 assert np.allclose(out[2], [0.85, 0.85, 2.30, 1], atol=0.01)
 
 # %% [markdown]
@@ -203,6 +205,17 @@ curves(
 )
 
 # %% [markdown]
+# ## Write your own
+#
+# The weights of a token are the softmax of its scores. Write it in place, for every row at once. The task asks you to
+# subtract the row's maximum; the next section shows why.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("attention.softmax")
+
+# %% [markdown]
 # ## Why subtract the maximum?
 #
 # float32 ends at $3.4 \cdot 10^{38}$, and $e^{89}$ is more than that. A score of 100 is not unusual:
@@ -214,6 +227,8 @@ with np.errstate(over="ignore", invalid="ignore"):
 shifted = np.exp(scores - scores.max())
 print("as the formula stands:  ", naive)
 print("maximum subtracted first:", shifted / shifted.sum())
+
+# %% tags=["hide"]
 assert np.isnan(naive).any() and np.isclose(
     shifted[0] / shifted.sum(), 0.731, atol=0.001
 )
@@ -331,6 +346,8 @@ before = np.diagonal(weights[1][4], offset=-1)[1:].mean()
 first = weights[4][0][2:, 0].mean()
 print(f"layer 1, head 4 gives {before:.0%} of its weight to the token just before")
 print(f"layer 4, head 0 gives {first:.0%} to the very first one")
+
+# %% tags=["hide"]
 assert before > 0.5 and first > 0.8
 
 # %% [markdown]
@@ -453,6 +470,8 @@ def attend(
 attend(*on_place, scale=0.5)()
 result = place.to_host(on_place[3])[:, 0, :4]  # [T, d]
 print(np.round(result, 2))
+
+# %% tags=["hide"]
 assert np.allclose(result, out, atol=1e-4)
 
 # %% [markdown]
@@ -511,6 +530,7 @@ score_bytes = heads * T * T * 4  # the kernels keep a whole square; half of it i
 input_bytes = (heads + 2 * kv_heads) * head_dim * T * 2
 flops_per_byte = 4 * head_dim / 28
 
+# %% tags=["hide-input"]
 guess.against(
     score_bytes=score_bytes, input_bytes=input_bytes, flops_per_byte=flops_per_byte
 )
@@ -627,9 +647,7 @@ else:
 # they pass, the last two can generate text with the bundled model.
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(3)
+show_exercises("attention.scores", "attention.weighted_values")
 
 # %% [markdown]
 # ## A detective case

@@ -133,6 +133,16 @@ for T in (1, 4, 64, 512):
     )
 
 # %% [markdown]
+# ## Write your own
+#
+# Two times, and the larger one is the limit. Write that as a function:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("costs.floor_ms")
+
+# %% [markdown]
 # ## Is it true? Ask the simulator
 #
 # A formula is a claim about a kernel. The simulator runs the kernel and counts every byte that every thread
@@ -195,6 +205,8 @@ print(
     f"{'weights and cache':20} {step.bytes / 1e6:9,.1f} {step.flops / 1e9:7.3f} "
     f"{step.arithmetic_intensity:14.2f}"
 )
+
+# %% tags=["hide"]
 assert step.arithmetic_intensity < 2
 
 # %% [markdown]
@@ -205,6 +217,8 @@ assert step.arithmetic_intensity < 2
 memory_ms, arithmetic_ms = step.memory_ms(beta), step.compute_ms(pi)
 print(f"H200: {beta} TB/s, {pi} TFLOP/s, ridge at {ridge:.0f} FLOP per byte")
 (row,) = recorded("decode", "llama-3.1-8b")
+
+# %% tags=["hide-input"]
 guess.against(
     bytes=step.bytes,
     memory_ms=memory_ms,
@@ -241,6 +255,8 @@ for batch in (1, 8, 64, 512):
         f"{whole.arithmetic_intensity:10.1f}"
     )
 group = config.num_attention_heads // config.num_key_value_heads
+
+# %% tags=["hide"]
 assert abs(intensities[1] - group) < 0.1 * group
 
 # %% [markdown]
@@ -326,6 +342,8 @@ for batch, floor, ms, _ in steps:
         f"{cost_floor:6.2f}"
     )
 floors = {batch: floor for batch, floor, _, _ in steps}
+
+# %% tags=["hide"]
 assert floors[64] < 1.4 * floors[1]
 
 # %% [markdown]
@@ -347,6 +365,8 @@ for tokens in (1, 16, 128, 512, 2048):
         f"prompt {tokens:5,}  {cost.arithmetic_intensity:7.1f} FLOP per byte  "
         f"memory {memory:5.2f} ms  arithmetic {arithmetic:6.2f} ms  {bound}"
     )
+
+# %% tags=["hide"]
 assert costs.prefill(config, 2048).arithmetic_intensity > ridge
 
 # %% [markdown]
@@ -517,9 +537,7 @@ else:
 # simulator's count.
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(4)
+show_exercises("costs.projection")
 
 # %% [markdown]
 # ## A detective case

@@ -133,6 +133,8 @@ rng = np.random.default_rng(0)
 x, before = rng.standard_normal((2, 3, 256)).astype(np.float32)  # [tokens, hidden]
 weight, out, after = np.ones(256, np.float32), np.empty_like(x), before.copy()
 add_norm_kernel.simulate[3, THREADS](x, after, weight, out)  # the kernel from the top
+
+# %% tags=["hide"]
 assert np.allclose(after, x + before)
 assert np.allclose(
     out, after / np.sqrt(np.square(after).mean(1, keepdims=True) + 1e-5), atol=1e-5
@@ -171,6 +173,8 @@ print(
     f"{len(before)} norms; before the first {before[0]:.2f}, before the last "
     f"{before[-1]:.2f}"
 )
+
+# %% tags=["hide"]
 assert before[-1] > 4 * before[0]
 
 # %% tags=["fold"]
@@ -250,6 +254,8 @@ print(
     f"pair 0 is around after {full_circle[0]:.1f} positions, pair 31 after "
     f"{full_circle[31]:,.0f}"
 )
+
+# %% tags=["hide"]
 assert round(frequencies[0] / frequencies[31]) == 7499
 
 # %% tags=["fold"]
@@ -287,6 +293,8 @@ for query_position, key_position in ((3, 0), (10, 7), (1003, 1000), (4, 0)):
         f"query at {query_position:4}, key at {key_position:4}, distance {distance}: "
         f"{found:8.4f}"
     )
+
+# %% tags=["hide"]
 assert np.isclose(score(3, 0), score(1003, 1000), atol=1e-3) and not np.isclose(
     score(3, 0), score(4, 0), atol=1e-3
 )
@@ -350,6 +358,8 @@ for layer in layers:
         layer.attention.config, interleaved=False
     )
 print(f"right layout {right:.2f} bits per byte, wrong layout {wrong:.2f}")
+
+# %% tags=["hide"]
 assert wrong > 1.5 * right
 
 # %% [markdown]
@@ -581,6 +591,8 @@ bars(
 # %%
 one = 16384 * 4096 * 2  # bytes of one [tokens, hidden] array
 flops = 5 * 16384 * 4096  # an addition, a square and its sum, two multiplications
+
+# %% tags=["hide-input"]
 guess.against(
     apart_bytes=5 * one, together_bytes=4 * one, flops_per_byte=flops / (4 * one)
 )
@@ -615,9 +627,11 @@ print(
     f"{saved_launches} launches saved, {smallest.value:.1f} µs each: {saved_ms:.2f} "
     f"ms of a step of {step_ms:.2f} ms"
 )
+
+# %% tags=["hide"]
 assert norm_us < smallest.value / 50
 
-# %%
+# %% tags=["hide-input"]
 guess.against(longer="a kernel that does nothing")
 
 # %% [markdown]
@@ -732,7 +746,7 @@ else:
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
 
-show_exercises(6)
+show_exercises("normalization.rms_norm", "rope.rotate")
 
 # %% [markdown]
 # ## A detective case

@@ -133,13 +133,26 @@ print(
     f"out = o / l = {o / total:.4f}; all at once: "
     f"{all_at_once @ values / all_at_once.sum():.4f}"
 )
+
+# %% tags=["hide"]
 assert (m, total, o) == (5, 1.4375, 2.75) and np.isclose(
     o / total, all_at_once @ values / all_at_once.sum()
 )
 
 # %% [markdown]
-# Nothing is approximate here: the result is the softmax, whatever the tiles and the order of the keys. This cell runs
-# the kernel from the top in the simulator:
+# Nothing is approximate here: the result is the softmax, whatever the tiles and the order of the keys.
+#
+# ## Write your own
+#
+# The state of any set of keys is such a triple, and two states merge by the same rule, in any order. Write the merge:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("attention.merge_states")
+
+# %% [markdown]
+# This cell runs the kernel from the top in the simulator:
 
 # %%
 rng = np.random.default_rng(2)
@@ -151,8 +164,7 @@ assert np.allclose(out, weights @ V / weights.sum(axis=1, keepdims=True), atol=1
 print("16 queries, one pass over the keys: the same as a softmax over whole rows")
 
 # %% [markdown]
-# The state of any set of keys is such a triple, and two states merge by the same rule, in any order. Here the sets are
-# tiles; in [lesson 9](09_flash_decoding.py) each belongs to a block of the GPU. Merging is your first exercise.
+# Here the sets of keys are tiles; in [lesson 9](09_flash_decoding.py) each belongs to a block of the GPU.
 #
 # ## Tiles that nobody needs
 #
@@ -382,6 +394,8 @@ asked = {
 }
 for name, amount in asked.items():
     print(f"{name:32} {amount / 1e9:8.2f} GB")
+
+# %% tags=["hide"]
 assert (
     asked["FlashAttention-1, 32 keys"]
     > asked["three kernels"]
@@ -418,6 +432,8 @@ cycles = {
 for name, count in cycles.items():
     print(f"{name:14} {count:.0f} cycles")
 assert cycles["exponentials"] == cycles["S = Q Kᵀ"]
+
+# %% tags=["hide-input"]
 guess.against(
     tiles=needed_tiles,
     limit="arithmetic",
@@ -513,6 +529,8 @@ timeline(
 # %%
 one, two = share_busy(schedule(1, 20)), share_busy(schedule(2, 20))
 print(f"tensor cores busy: {one:.0%} with one consumer, {two:.0%} with two")
+
+# %% tags=["hide"]
 assert 0.6 < one < 0.7 and two > 0.95
 
 # %% [markdown]
@@ -738,9 +756,7 @@ else:
 # ## Exercises
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(7)
+show_exercises("attention.flash_attention_1")
 
 # %% [markdown]
 # ## A detective case

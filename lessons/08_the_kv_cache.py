@@ -101,6 +101,17 @@ print(f"logits are as large as {np.abs(long).max():.0f}")
 # A new token needs only the keys and values of the old ones, in each layer. Their queries, feed-forward outputs and
 # logits are not needed. If keys and values are kept, a step computes one token.
 #
+# ## Write your own
+#
+# So the keys and values are kept. How many bytes is that per token? Write the function that the engine plans its memory
+# with:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("costs.kv_bytes_per_token")
+
+# %% [markdown]
 # ## Count what it saves
 #
 # Without a cache, the step for token $n$ computes $n$ tokens, and its attention $n^2 / 2$ pairs of a query and a key.
@@ -183,6 +194,8 @@ for n in range(65, 97):
     )  # the same step without a cache
     differences.append(np.abs(one_token - whole_text).max())
 print(f"32 steps, largest difference of any logit: {max(differences):.1e}")
+
+# %% tags=["hide"]
 assert max(differences) < 1e-2
 
 # %% [markdown]
@@ -259,6 +272,8 @@ print(
     f"one token after 1,024 {fast:.2f} ms, {slow / fast:.0f} times"
 )
 print(whole.lines)
+
+# %% tags=["hide"]
 assert slow > 10 * fast
 
 # %% [markdown]
@@ -292,6 +307,8 @@ print("slot_mapping, positions 14 to 18:", batch.slot_mapping[14:19])
 print("slot_mapping, the new token     :", batch.slot_mapping[37], "= 6 * 16 + 4")
 print("block_tables [sequences, most blocks]:", batch.block_tables.tolist())
 print("context_lens [sequences]:", batch.context_lens)
+
+# %% tags=["hide"]
 assert batch.slot_mapping[37] == 6 * 16 + 4
 
 # %% tags=["fold"]
@@ -332,6 +349,8 @@ for name, array in traces[0].arrays.items():
         f"{name:13} read {array.read.bytes:5,} bytes, written {array.write.bytes:5,} "
         "bytes"
     )
+
+# %% tags=["hide"]
 assert (
     traces[0].arrays["key_cache"].write.bytes == 2 * kv_heads * head_dim * 4
 )  # two of the three tokens are stored
@@ -432,10 +451,12 @@ print(
     f"2.6 MB, rounded first, times {batch_tokens:,} is "
     f"{2.6e6 * batch_tokens / 1e9:.1f} GB"
 )
+
+# %% tags=["hide"]
 assert token == costs.kv_bytes_per_token(llama70) == 327_680
 assert costs.ungrouped_kv_bytes_per_token(llama70) == 2_621_440
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     flops_with_cache=sum(with_cache),
     flops_without=sum(without),
@@ -630,9 +651,7 @@ for (n, floor), (_, ms) in zip(floors, decode_step):
 # A formula and a kernel: the bytes per token, and the copy into the cache.
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(8)
+show_exercises("kv.append")
 
 # %% [markdown]
 # ## A detective case
@@ -677,6 +696,8 @@ def drift(slots_of):
 
 
 drifts = drift(mistaken_slots)
+
+# %% tags=["hide"]
 assert (
     max(drift(batch_arrays.slots_of)) == max(drifts[:15]) == 0
     and min(drifts[15:]) > 0.01

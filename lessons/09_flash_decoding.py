@@ -127,6 +127,8 @@ for batch in (1, 16, 64):
     intensity = {name: here[name].flops / here[name].bytes for name in names}
     shown = ", ".join(f"{name} {value:5.1f}" for name, value in intensity.items())
     print(f"batch {batch:2}, FLOP per byte: {shown}")
+
+# %% tags=["hide"]
 assert intensity["qkv projection"] > 10 * intensity["attention"]
 assert attention.flops / attention.kv_bytes == 4
 
@@ -191,6 +193,8 @@ for batch in (1, 16, 64):
         f"batch {batch:2}: {blocks:3} blocks for {slots} slots, "
         f"at most {reachable(resident * block_bytes):.2f} TB/s by Little's law"
     )
+
+# %% tags=["hide"]
 assert reachable(8 * block_bytes) < 0.05 * tb_s < tb_s == reachable(slots * block_bytes)
 
 # %% [markdown]
@@ -413,6 +417,8 @@ curves(
 state_bytes = counted[1][1]  # of one split, written and read
 key_bytes = cache.nbytes / context  # a key and its value
 print(f"a split's outputs cost as many bytes as {state_bytes / key_bytes:.0f} keys")
+
+# %% tags=["hide"]
 assert state_bytes == 8 * key_bytes
 
 # %% [markdown]
@@ -498,7 +504,7 @@ print(
     f"takes {besides_us:.1f} µs more"
 )
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     step_bytes=step.bytes,
     attention_bytes_per_layer=layer_bytes,
@@ -544,6 +550,8 @@ for batch, length in ((1, 1024), (1, 8192), (16, 1024), (64, 1024)):
         f"{times_the_ideal(8 * batch, chosen):.2f} times the ideal"
     )
 chosen = split_choice.choose_splits(16, 8, 4, 1024, SMS)
+
+# %% tags=["hide"]
 assert chosen == 3 and times_the_ideal(128, 4) > 1.4 * times_the_ideal(128, 3)
 
 # %% [markdown]
@@ -715,6 +723,8 @@ assert np.allclose(out.astype(np.float32), expected, atol=0.01)
 cached = trace.arrays["key_cache"].total.bytes + trace.arrays["value_cache"].total.bytes
 print(f"one launch, {trace.grid[0]} blocks: K and V {cached:,} bytes")
 print(f"{trace.tensor_core_flops:,} operations on tensor cores")
+
+# %% tags=["hide"]
 assert cached == cache.nbytes and trace.grid[0] == 4
 
 # %% [markdown]
@@ -814,6 +824,8 @@ print(
     f"64 of 1,024: two waves of blocks allow {waves_allow:.2f} TB/s, split_kv reached "
     f"{split_rows[64, 1024]:.2f}"
 )
+
+# %% tags=["hide"]
 assert split_rows[64, 1024] < waves_allow
 assert all(
     max(row.value, row.peer_value or 0) < tb_s / 4
@@ -843,7 +855,7 @@ assert (
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
 
-show_exercises(9)
+show_exercises("attention.split_kv", "attention.split_merge")
 
 # %% [markdown]
 # ## A detective case

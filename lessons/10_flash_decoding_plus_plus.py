@@ -101,6 +101,17 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
+# ## Write your own
+#
+# The body of the GEMV at the top is yours to write. When your kernel passes, it can generate text, and the report card
+# says `matmul yours`.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("matmul.gemv")
+
+# %% [markdown]
 # ## GEMV
 #
 # The engine's kernel adds one thing to the kernel above: bytes in flight. A warp owns a few rows of the weight. Its
@@ -159,6 +170,8 @@ assert warps_needed < 32
 
 first = np.empty((1, 32), np.float32)
 warp_per_row.matmul_warp_per_row(x, weight, first)  # the kernel from the top
+
+# %% tags=["hide"]
 assert np.allclose(first, out, atol=0.01)
 
 # %% tags=["fold"]
@@ -210,6 +223,8 @@ print(
     f"gemv, 8 tokens instead of 1: {slower:.2f} times the time, though the bytes are "
     "nearly the same"
 )
+
+# %% tags=["hide"]
 assert slower > 1.05
 
 # %% [markdown]
@@ -262,6 +277,8 @@ for name, dtype in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
         f"{name:8}: usable from {points[0][0]} to {points[-1][0]} of {offsets[0]} to "
         f"{offsets[-1]}"
     )
+
+# %% tags=["hide"]
 assert usable["float16"][0][0] > -20 and len(usable["bfloat16"]) == len(offsets)
 
 # %% tags=["fold"]
@@ -359,6 +376,8 @@ for name, factor in (("ordinary keys", 0), ("one huge score", 30)):
     (trace,) = traces
     moved[name] = trace.arrays["key_cache"].total.bytes
     print(f"{name:15} {moved[name]:,} bytes of keys, result correct")
+
+# %% tags=["hide"]
 assert (
     moved["one huge score"] == moved["ordinary keys"] * 5 / 4
 )  # one of four shares is computed again
@@ -375,6 +394,8 @@ long = "64x4096, 32/8 heads, d 128, bfloat16, contiguous"
 (running,) = recorded("decode attention", long, "split_tensor_core", listed=True)
 for row in (unified, running):
     print(listing([row]))
+
+# %% tags=["hide-input"]
 guess.against(
     warps=warps_needed,
     eight_over_one=slower,
@@ -413,15 +434,8 @@ roofline(
 # %% [markdown]
 # ## Exercises
 #
-# Write the body of the GEMV from the top. When your kernel passes, it can generate text, and the report card says
-# `matmul yours`.
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(10)
-
-# %% [markdown]
+# This lesson's exercise is above. In it each lane has one load in flight: how many warps does an SM need then?
+#
 # ## A detective case
 
 # %% tags=["hide-input"]

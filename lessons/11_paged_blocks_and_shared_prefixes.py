@@ -103,6 +103,8 @@ for name, played in (("contiguous", contiguous), ("paged", paged)):
         f"{name:10} {played.mean_batch:5.1f} sequences at a time, "
         f"{100 * played.waste:4.1f} % of memory unused"
     )
+
+# %% tags=["hide"]
 assert (
     paged.mean_batch > 3 * contiguous.mean_batch
     and paged.waste < 0.04 < 0.5 < contiguous.waste
@@ -260,6 +262,8 @@ expected = cache.copy()
 copy_blocks_reference(expected, copies)
 for together in in_rounds(copies):
     copy_blocks(cache, np.int32(together))
+
+# %% tags=["hide"]
 assert np.array_equal(cache, expected) and len(in_rounds(copies)) == 2
 
 # %% [markdown]
@@ -348,9 +352,11 @@ print(
     f"{found} of {len(second)} tokens need no computation; table "
     f"{policy.table('second')}"
 )
+
+# %% tags=["hide"]
 assert found == 32  # whole blocks
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     contiguous_holds_percent=100 * (1 - contiguous.waste),
     paged_waste_percent=100 * paged.waste,
@@ -375,6 +381,8 @@ policy.commit("second", len(second))
 policy.free("second")
 again = policy.reserve("the same once more", second)
 print(f"{again} of {len(second)} tokens need no computation")
+
+# %% tags=["hide"]
 assert len(second) % 16 == 0 and again == len(second) - 16
 
 # %% [markdown]
@@ -406,6 +414,8 @@ with LLM(dtype="float32", max_num_seqs=4, enable_prefix_caching=True) as llm:
         f"{salted.num_cached_tokens:3} of {len(prompt)} for the same prompt of "
         "another tenant"
     )
+
+# %% tags=["hide"]
 assert output.num_cached_tokens == 592  # 37 blocks of 16, of the 600 that both have
 assert salted.num_cached_tokens == 0 and salted.outputs[0].token_ids == answer
 
@@ -433,6 +443,8 @@ for name, policy in (
     hits[name] = played.hit_rate
     found = f"{100 * played.hit_rate:4.1f} % of prompt tokens found"
     print(f"{name:10} {played.mean_batch:5.1f} sequences at a time, {found}")
+
+# %% tags=["hide"]
 assert hits["paged"] == 0 and hits["hash chain"] > 0.5
 
 # %% [markdown]
@@ -447,7 +459,7 @@ assert hits["paged"] == 0 and hits["hash chain"] > 0.5
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
 
-show_exercises(11)
+show_exercises("cache.find_prefix", "kv.copy_blocks")
 
 # %% [markdown]
 # ## Two detective cases

@@ -89,6 +89,20 @@ guess = Prediction(
 )
 guess.ask()
 
+# %% [markdown]
+# ## Write your own
+#
+# Before the blocks go, count once more what they save. The texts of a batch begin alike, and the cache of [lesson
+# 11](11_paged_blocks_and_shared_prefixes.py) stores that beginning once:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("costs.batch_bytes")
+
+# %% [markdown]
+# Now the two kernels from the top, with a table and without:
+
 # %%
 import numpy as np
 
@@ -124,6 +138,8 @@ print(
     f"{page // (keys_of_a_token // llama8.num_hidden_layers):,} tokens per page"
 )
 print(f"all layers side by side: {page // keys_of_a_token} tokens per page")
+
+# %% tags=["hide"]
 assert page // keys_of_a_token == 32
 
 # %% [markdown]
@@ -229,6 +245,8 @@ for tokens in (128, 1024, 8192):
         f"{tokens:5,} tokens: out and in {there_and_back:6.1f} ms, computed again "
         f"{again:6.1f} ms: {words}"
     )
+
+# %% tags=["hide"]
 assert swap_wins(llama8, 8192, rates) and not swap_wins(llama8, 8192, slow)
 
 # %% tags=["fold"]
@@ -250,7 +268,7 @@ curves(
     "minllm bench swap measures it.",
 )
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     tokens_per_page=page // keys_of_a_token,
     swap_ms=swap_ms(llama8, 1024, rates),
@@ -288,13 +306,10 @@ print(rows[0].lines)
 # metrics](../docs/serving-metrics.md#policies-and-preemption-measured) has a run in which recomputing wins by 3 %.
 #
 # ## Exercises
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(12)
-
-# %% [markdown]
+#
+# This lesson's exercise is above. On [the page about a paged cache](../docs/paged-cache.md),
+# see the same sharing block by block.
+#
 # ## A detective case
 
 # %% tags=["hide-input"]

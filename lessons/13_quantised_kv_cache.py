@@ -145,6 +145,16 @@ print(
 )
 
 # %% [markdown]
+# ## Write your own
+#
+# Write the step from numbers to codes, for groups of any size:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("quantization.quantize_groups")
+
+# %% [markdown]
 # ## Which numbers share a scale
 #
 # One large number makes the scale large and the marks far apart for all numbers that share the scale. So it matters
@@ -211,6 +221,8 @@ print(
     f"keys {100 * share_of_mean(keys):.0f} %, values "
     f"{100 * share_of_mean(values):.0f} %"
 )
+
+# %% tags=["hide"]
 assert share_of_mean(keys) > 2 * share_of_mean(values)
 
 # %% [markdown]
@@ -277,6 +289,8 @@ print(
     f"int4: the error without the mean is {100 * errors[1] / errors[0]:.0f} % of the "
     "error with it"
 )
+
+# %% tags=["hide"]
 assert errors[1] < 0.8 * errors[0]
 
 # %% [markdown]
@@ -324,6 +338,8 @@ for name, x in (("keys", keys), ("values", values)):
         f"{name:6} by token {100 * error(x, form):.1f} %, by channel "
         f"{100 * error_by_channel(x):.1f} %"
     )
+
+# %% tags=["hide"]
 assert error_by_channel(keys) < 0.8 * error(keys, form)
 
 # %% [markdown]
@@ -410,6 +426,8 @@ for name in ("int8", "int4", "fp8_e4m3"):
 int8_times, int4_times = (
     256 / kv_format(name, 128).bytes_per_head for name in ("int8", "int4")
 )
+
+# %% tags=["hide"]
 assert round(int8_times, 2) == 1.94 and round(int4_times, 2) == 3.2
 
 # %% [markdown]
@@ -474,7 +492,7 @@ perplexities(
 with_window = [name for name in excess if name.endswith(("window 128", "window 256"))]
 perplexities("The same, with a window of the newest tokens in 16 bits", with_window)
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     int8_times_the_tokens=int8_times,
     int4_times_the_tokens=int4_times,
@@ -499,6 +517,8 @@ guess.against(
 codes = np.array([0, 1, 2, 128, 255], np.uint8)
 as_float16 = codes.astype(np.uint16).view(np.float16)  # a zero byte above each
 print(as_float16)
+
+# %% tags=["hide"]
 assert np.array_equal(as_float16.astype(np.float64) * 2**24, codes)
 
 # %% tags=["hide-input"]
@@ -578,13 +598,9 @@ for policy in ("contiguous", "paged, blocks of 16", "virtual"):
 
 # %% [markdown]
 # ## Exercises
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(13)
-
-# %% [markdown]
+#
+# This lesson's exercise is above. Its file is also a notebook, beside it.
+#
 # ## A detective case
 
 # %% tags=["hide-input"]

@@ -165,8 +165,15 @@ assert entropy(softmax(logits["sure"])) + 4 < entropy(softmax(logits["open"]))
 # ## Greedy: the largest
 #
 # Greedy decoding does not compute probabilities, because the largest logit has the largest probability. On a GPU,
-# argmax is a tree reduction, as in the kernel at the top.
-#
+# argmax is a tree reduction, as in the kernel at the top. A warp finds the largest of its 32 values in five steps; write
+# them:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("sampling.argmax")
+
+# %% [markdown]
 # Why the tie rule? Two logits can be equal, and after rounding to 16 bits they often are. If the only rule is "larger
 # wins", the first of the equal logits wins, and which one is first differs between a tree and a loop, and between
 # different splits into blocks. With the tie rule, any order gives the same token:
@@ -198,7 +205,12 @@ rows, token_out = (
     np.empty(3, np.int32),
 )
 argmax_kernel.simulate[3, THREADS](rows, token_out)  # the kernel from the top
+
+# %% tags=["hide"]
 assert np.array_equal(token_out, rows.argmax(axis=1))
+
+# %% [markdown]
+# Now see the engine's:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -213,7 +225,7 @@ show_source(
         "x = nan_as_infinity": "A NaN says that the forward has overflowed: it counts as the largest of all, and the "
         "row gives -2 instead of a token.",
         "if x > best": "A thread's tokens come in rising order, so here a plain `>` keeps the lowest id.",
-        "store_block_argmax": "Threads, then warps, with the tie rule: your exercise below.",
+        "store_block_argmax": "Threads, then warps, with the tie rule: your exercise.",
     },
 )
 
@@ -228,6 +240,8 @@ show_source(
 five = np.log(np.float32([8, 4, 2, 1, 1]))  # logits; their softmax is 8/16, 4/16, ...
 print(np.round(100 * softmax(five), 1), "% at T = 1")
 print(np.round(100 * softmax(five / 0.5), 1), "% at T = 1/2")
+
+# %% tags=["hide"]
 assert np.allclose(softmax(five / 0.5), np.array([64, 16, 4, 1, 1]) / 86)
 
 # %% tags=["fold"]
@@ -436,6 +450,8 @@ sampling = build_sampling_tensors([harsh], 3, prompts=[[1]], outputs=[[0, 0]])
 penalised = np.empty_like(three)
 penalize(three, sampling, np.int32([0]), penalised)  # the kernel, in the simulator
 print(penalised)
+
+# %% tags=["hide"]
 assert np.allclose(penalised, [[0.75, -8, 3]]) and np.array_equal(
     penalised, penalize_reference(three, sampling, np.int32([0]))
 )
@@ -460,6 +476,8 @@ for name, one in written.items():
         f"{len(one.token_ids)}"
     )
     print("\n".join(line[:100] for line in one.text.splitlines() if line.strip())[:180])
+
+# %% tags=["hide"]
 assert len(set(written["none"].token_ids)) < len(
     set(written["repetition 1.3"].token_ids)
 )
@@ -581,6 +599,8 @@ together = draw(rows, params)
 alone = [draw(rows[r : r + 1], params[r : r + 1])[0] for r in range(3)]
 print("together", together, [piece(token) for token in together])
 print("alone   ", alone)
+
+# %% tags=["hide"]
 assert together == alone
 
 # %% tags=["hide"]
@@ -645,6 +665,8 @@ found = large[keys == candidates[0]][0]
 print(
     f"the {k}th largest is {found:.6f}; it was found in bins that held {left[1:]} keys"
 )
+
+# %% tags=["hide"]
 assert found == np.sort(large)[-k]
 
 # %% tags=["fold"]
@@ -786,7 +808,7 @@ bars(
     caption=f"float32 logits; {one_row['greedy'].label}.",
 )
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     greedy_bytes=passes["greedy"] * one_pass,
     top_p_bytes=passes["top_p"] * one_pass,
@@ -898,9 +920,7 @@ else:
 # Write the tie rule inside a warp, and the penalties.
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(14)
+show_exercises("sampling.penalties")
 
 # %% [markdown]
 # ## A detective case
@@ -937,6 +957,8 @@ show_case("long_batch")
 (smallest,) = recorded("sampling", "64 rows", "advance")
 print(one_row["greedy"])
 print(smallest)
+
+# %% tags=["hide"]
 assert one_row["greedy"].of_limit < 0.1
 
 # %% [markdown]

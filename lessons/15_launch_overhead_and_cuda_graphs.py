@@ -255,6 +255,8 @@ print(
     f"the driver alone : {len(launches)} x {DRIVER[1]:.1f} µs = "
     f"{len(launches) * DRIVER[1]:.0f} µs"
 )
+
+# %% tags=["hide"]
 assert len(launches) * OURS[1] > floor_us
 
 # %% [markdown]
@@ -263,6 +265,16 @@ assert len(launches) * OURS[1] > floor_us
 # runs ahead and launch overhead is hidden. The overhead matters when kernels are short: small models, small batches,
 # and decoding.
 #
+# ## Write your own
+#
+# Steps are padded to a recorded size. Write the choice:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("engine.next_size")
+
+# %% [markdown]
 # ## CUDA graphs: record once, replay
 #
 # Every decode step makes the same list of launches, so let the driver keep the list. Switch the stream to recording and
@@ -353,6 +365,8 @@ numbers = np.full(32, 100, np.float32)
 for replay in recording:
     replay()
 print(f"the program reads {numbers[0]:.0f}, the replay wrote {recorded_numbers[0]:.0f}")
+
+# %% tags=["hide"]
 assert numbers[0] == 100 and recorded_numbers[0] == 6
 
 # %% [markdown]
@@ -466,7 +480,7 @@ assert [one.outputs[0].token_ids for one in found] == [
 ]
 captures = sum(line.startswith("capture") for line in machine.diary)
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     launches=len(launches),
     host_microseconds=all_us,
@@ -626,6 +640,8 @@ print(rows[0].lines)
 print(
     f"{saved:.0f} µs saved, {saved / overlapping:.2f} µs for each kernel that overlaps"
 )
+
+# %% tags=["hide"]
 assert 0.3 < saved / overlapping < 3
 
 # %% [markdown]
@@ -657,6 +673,8 @@ print(
 )
 for name in dict.fromkeys(names_apart):
     print(f"{names_apart.count(name):4} {name}")
+
+# %% tags=["hide"]
 assert len(apart_launches) - len(launches) == 3 * config_1b.num_hidden_layers + 1
 
 # %% [markdown]
@@ -679,6 +697,8 @@ for name in ("bundled", "llama-3.2-1b", "llama-3.1-8b"):
     )
 assert rows[0][1].of_limit < rows[1][1].of_limit < rows[2][1].of_limit
 beyond = [(measured - floor) / count for _, _, count, measured, floor in rows]
+
+# %% tags=["hide"]
 assert max(beyond) < 2 * min(beyond)
 
 # %% tags=["fold"]
@@ -738,13 +758,11 @@ else:
 
 # %% [markdown]
 # ## Exercises
-#
-# You write the kernel that makes a replay possible, and the choice of the graph.
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
 
-show_exercises(15)
+show_exercises("sampling.advance")
 
 # %% [markdown]
 # ## A detective case

@@ -15,8 +15,7 @@
 #
 # A decode step reads all weights, whether for one sequence or for a hundred, so a server computes many requests
 # together. But requests arrive at any time, and their answers end at any time. Before every step, the *scheduler*
-# decides which requests are computed next, and which wait. Here requests A and B arrive together. While they decode, C
-# arrives with a prompt of 3,000 tokens, and D with a short one:
+# decides which are computed next. Here A and B arrive together, then C with 3,000 tokens, and D with a short prompt:
 
 # %% tags=["fold"]
 from minllm.bench.serving.simulated import simulate
@@ -83,8 +82,7 @@ show_source(InFlightBatching)
 # - choose a token budget for a promise about gaps.
 #
 # You need lessons [8](08_the_kv_cache.py), [11](11_paged_blocks_and_shared_prefixes.py) and
-# [15](15_launch_overhead_and_cuda_graphs.py). You need no GPU: this lesson runs the engine's own
-# scheduler on a *simulated server*, whose clock advances by the least time that each step can take.
+# [15](15_launch_overhead_and_cuda_graphs.py). The engine's own scheduler runs here, on a *simulated server*.
 #
 # ## Predict
 
@@ -102,7 +100,7 @@ guess.ask()
 # %% [markdown]
 # ## Write the policy
 #
-# Dynamic SplitFuse is the engine's default. Its file has a hole of two lines; the check draws the steps that it plans.
+# Dynamic SplitFuse is the engine's default. Write it, in two lines:
 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
@@ -124,7 +122,7 @@ show_exercises("scheduling.split_fuse")
 # $$t = \max\left(\frac{W}{B}, \frac{F\,T}{C}\right) + \frac{k \sum \text{contexts}}{B}
 # + t_\text{prompts' attention}$$
 #
-# Below the ridge the first term is constant: a token more costs nothing but its keys and values.
+# The server's clock advances by this least time. Below the ridge the first term is constant: a token more costs nothing but its keys and values.
 
 # %%
 print(f"ridge: {costs.ridge:.0f} tokens per step")
@@ -187,7 +185,7 @@ assert blocked.output_throughput < 0.6 * dial[-1].output_throughput
 #
 # ## Measured against predicted
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     ridge=costs.ridge,
     gap_factor=dial[-1].itl.p99 / dial[1].itl.p99,

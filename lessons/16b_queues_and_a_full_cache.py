@@ -257,7 +257,7 @@ assert full["keep the limit"].num_preemptions == 0 and gain < -10
 #
 # ## Measured against predicted
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     token_at_half_load=token_ratio,
     static_first_token=static_ratio,

@@ -128,7 +128,20 @@ with patch.object(Scheduler, "schedule", noting):
         print(f"step {number}")
         for output in engine.step():
             print(f"  request {output.request_id} so far: {output.outputs[0].text!r}")
+
+# %% tags=["hide"]
 assert not engine.has_unfinished_requests()
+
+# %% [markdown]
+# ## Write your own
+#
+# Write the loop at the top: it launches a step before it reads the tokens of the previous one. At the end of the check
+# your loop generates text.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("engine.launch_ahead")
 
 # %% [markdown]
 # ## The timeline of a step
@@ -246,6 +259,8 @@ for batch, found in stages.items():
         f"batch {batch:3}: weights {weights / 1e9:.1f} GB, keys and values "
         f"{cache / 1e9:.1f} GB"
     )
+
+# %% tags=["hide"]
 assert weights_percent[1] > 99 and weights_percent[256] < 35
 
 # %% tags=["fold"]
@@ -332,6 +347,8 @@ for name, tokens_per_s, label in rates:
     )
     print(label)
 print(f"an H200 at {PRICES['h200']} $/h")
+
+# %% tags=["hide"]
 assert 30 < rates[2][1] / rates[0][1] < 60 and 30 < rates[3][1] / rates[1][1] < 60
 
 # %% [markdown]
@@ -423,6 +440,8 @@ for chip, price in PRICES.items():
         f"{chip:10} {1e3 * byte_price[chip]:.3f} $ per 1,000 TB read, "
         f"{gpu_named(chip)[1].memory_gb:3.0f} GB"
     )
+
+# %% tags=["hide"]
 assert max(byte_price[c] for c in ("v100-16gb", "h200", "b200")) < 1.1 * min(
     byte_price.values()
 )
@@ -437,7 +456,7 @@ assert max(byte_price[c] for c in ("v100-16gb", "h200", "b200")) < 1.1 * min(
 # ridge. FLOP/s matter in the last column, the price of prompts. Several chips also cost more than the bytes on their
 # link: they have to synchronise, and the floors leave that out.
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     percent_of_bytes_weights=weights_percent[256],
     percent_gpu_busy_in_turns=100 * turns.gpu_share,
@@ -460,15 +479,9 @@ for model in ("llama-3.1-8b", "llama-3.2-1b"):
 # %% [markdown]
 # ## Exercises
 #
-# Write the engine's loop. At the end of the check your loop generates text. In [the final project](../docs/project.md)
-# five of your own parts run in one engine.
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(17)
-
-# %% [markdown]
+# This lesson's exercise is above. In [the final project](../docs/project.md) five of your own parts
+# run in one engine.
+#
 # ## A detective case
 
 # %% tags=["hide-input"]

@@ -105,6 +105,8 @@ for name in ("bfloat16", "int8", "int4", "int4_g128", "nf4"):
     )
 bits_per_number = 8 * WEIGHT_FORMATS["int4"].matrix_bytes(4096, 4096) / 4096**2
 step_times = step["bfloat16"].bytes / step["int4"].bytes
+
+# %% tags=["hide"]
 assert bits_per_number == 4.5 and 2.8 < step_times < 3.2
 
 # %% [markdown]
@@ -179,6 +181,8 @@ groups = weight.reshape(-1, 32)
 t = np.abs(groups).max(1) / np.sqrt(np.square(groups).mean(1))
 expected = np.sqrt(np.mean(np.square(t * np.sqrt(np.square(groups).mean(1)))))
 expected /= np.sqrt(np.square(groups).mean()) * 7 * 12**0.5
+
+# %% tags=["hide"]
 assert abs(relative_error(weight, "int4") / expected - 1) < 0.1
 
 # %% [markdown]
@@ -217,6 +221,8 @@ print(
     f"int8 error at most {100 * worst[0]:.1f} % elsewhere, {100 * worst[1]:.1f} % there"
 )
 codes_that_are_zero = float(np.mean(zeros))
+
+# %% tags=["hide"]
 assert worst[1] > 2 * worst[0] and 12 < codes_that_are_zero < 17
 
 # %% [markdown]
@@ -351,7 +357,7 @@ curves(
     caption=f"28,672 x 4,096 weights, all formats in one run; {row.label}.",
 )
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     bits_per_number=bits_per_number,
     step_times=step_times,
@@ -376,6 +382,8 @@ steps = compare_weights(llama8, *gpu_named("h200"), context=1024)
 for batch, times in steps.milliseconds.items():
     print(f"{batch:3}:", *(f"{name} {ms:.2f}" for name, ms in times.items()), "ms")
 ahead = steps.most_ahead["int4_g128"]
+
+# %% tags=["hide"]
 assert 16 < ahead["int8"] < 64 and 128 < ahead["bfloat16"] <= 256
 assert steps.most_ahead["int4"]["int8"] == 1 and steps.alike["int4"]["int8"] == (2, 67)
 
@@ -395,7 +403,7 @@ assert steps.most_ahead["int4"]["int8"] == 1 and steps.alike["int4"]["int8"] == 
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
 
-show_exercises(18)
+show_exercises("matmul.int4")
 
 # %% [markdown]
 # ## Detective cases

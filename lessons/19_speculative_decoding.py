@@ -106,6 +106,8 @@ for rows in (1, 2, 5, 17, 65, 257):
     seconds = step.linear_seconds(rows, rows)
     print(f"{rows:4} rows: {1e3 * seconds:.3f} ms, {seconds / one_row:.4f} times one")
 five_rows_percent = 100 * (step.linear_seconds(5, 5) / one_row - 1)
+
+# %% tags=["hide"]
 assert five_rows_percent < 0.01 and 180 < step.ridge < 200
 
 # %% [markdown]
@@ -132,9 +134,21 @@ text, lengths = np.zeros((3, 9), np.int32), np.int32([2, 3, 1])
 with detecting():  # races, and memory that nobody wrote
     keep_right_drafts.simulate[3, 32](drafts, chosen, text, lengths)
 print(text, "lengths", lengths, sep="\n")
+
+# %% tags=["hide"]
 assert lengths.tolist() == [2 + 5, 3 + 3, 1 + 1]
 assert text[0, 2:7].tolist() == [11, 12, 13, 14, 15]
 assert text[2, 1:3].tolist() == [31, 0]
+
+# %% [markdown]
+# ## Write your own
+#
+# Write the engine's version of this kernel:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("speculation.accept")
 
 # %% [markdown]
 # A right draft after a wrong one is worth nothing: the model computed it after a text that does not exist. Even the
@@ -262,6 +276,8 @@ for n in (1, 32, 64, 128, 256):
     free, paid = (best_num_drafts(step, 0.7, n, 16, draft) for draft in (None, small))
     print(f"{n:3} sequences: best {free:2} free drafts, {paid} of the 1B shape")
 speed_up_at_64 = speed_up(step, 0.7, 64, 8)
+
+# %% tags=["hide"]
 assert 1 < speed_up_at_64 < 1.1 and speed_up(step, 0.7, 256, 2) < 0.8
 assert best_num_drafts(step, 0.7, 256, 16) == 0
 
@@ -307,6 +323,8 @@ for name, config in SOURCES.items():
     per_step[name] = decoded / (decoded - stats.spec_decode_num_accepted_tokens)
     right = stats.spec_decode_num_accepted_tokens_per_pos
     print(f"{name:9} {per_step[name]:.2f} tokens per step, {right}")
+
+# %% tags=["hide"]
 assert texts["its draft"] == texts["n-grams"] == texts["plain"]
 assert draws["n-grams"] == draws["plain"] != draws["its draft"]
 assert 1.5 < per_step["its draft"] < 4 and 1 < per_step["n-grams"]
@@ -366,6 +384,8 @@ for n in (1, 4, 16, 64):
     best = best_num_drafts(near, 0.8, n, 4)
     gain = speed_up(near, 0.8, n, best)
     print(f"{n:2} sequences: {gain:.2f} times with {best} drafts")
+
+# %% tags=["hide-input"]
 guess.against(
     five_rows_percent=five_rows_percent,
     tokens_of_4=tokens_of_4,
@@ -387,6 +407,8 @@ guess.against(
 #
 # ## Exercises
 #
+# This lesson's exercise is above.
+#
 # When your kernel passes, it can run in the engine. The last case of its check generates text with n-gram drafts, and
 # so does this command:
 #
@@ -394,13 +416,7 @@ guess.against(
 # minllm generate --variant accept=FILE --speculative-config \
 #   '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'
 # ```
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(19)
-
-# %% [markdown]
+#
 # ## Detective cases
 
 # %% tags=["hide-input"]

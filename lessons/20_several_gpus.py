@@ -147,6 +147,8 @@ def mlp(x, gate, up, down):
 RANKS = 2
 mine = np.split(np.arange(96), RANKS)  # the inner elements of each rank
 parts = [mlp(x, gate[:, own], up[:, own], down[own]) for own in mine]
+
+# %% tags=["hide"]
 assert np.allclose(sum(parts), mlp(x, gate, up, down))
 assert not np.allclose(parts[0], mlp(x, gate, up, down))
 
@@ -180,6 +182,8 @@ for name, array in traces[0].arrays.items():
         read, written = array.read.bytes, array.write.bytes
         print(f"{name:20} read {read:4}, written {written:4} bytes")
 crossed = traces[0].arrays["rank 0's copies[1]"].read.bytes
+
+# %% tags=["hide"]
 assert crossed == x[0].nbytes
 
 # %% [markdown]
@@ -205,6 +209,8 @@ for name in NAMES:
     print("16 and 512 KiB, 16 MiB:", *(f"{t:.1f}" for t in times), "µs")
 crossing_kib = crossing("one_shot", "two_shot", 4, link) / 1024
 print(f"one_shot against two_shot: {crossing_kib:.0f} KiB")
+
+# %% tags=["hide"]
 assert crossing("one_shot", "two_shot", 2, link) == float("inf")
 
 # %% tags=["fold"]
@@ -255,6 +261,8 @@ floors = {
 for name, by_ranks in floors.items():
     print(f"8B, {name:12}", *(f"{n}: {ms:.2f} ms  " for n, ms in by_ranks.items()))
 more_gpus = min(floors["ring"], key=floors["ring"].get)
+
+# %% tags=["hide"]
 assert floors["ring"][8] > floors["ring"][2] > floors["ring"][4]
 assert floors["low_latency"][8] < floors["low_latency"][4]
 
@@ -348,6 +356,8 @@ for name in NAMES:
             floor = 1e6 * all_reduce_seconds(name, size, 2, h200)
             found = f"{floor:5.1f} µs predicted, {measured[name][size]:5.1f} measured"
             print(f"{name:12} {size // 1024:6} KiB: {found}")
+
+# %% tags=["hide-input"]
 guess.against(
     gpus=fits[0],
     reductions=reductions,
@@ -369,7 +379,7 @@ guess.against(
 # %% tags=["hide-input"]
 from minllm.course import show_exercises
 
-show_exercises(20)
+show_exercises("all_reduce.one_shot")
 
 # %% [markdown]
 # ## Detective cases

@@ -79,6 +79,17 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
+# ## Write your own
+#
+# Before you follow a request through the server, decide whether it gets in: can it still end in time? If not, it is
+# refused at once, and takes no work from others. Write the rule; section *Admission* shows what it is worth.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("serving.admits")
+
+# %% [markdown]
 # ## One request, on the wire
 #
 # `serving` runs the package's server in a thread of this process. `minllm serve` is the same server with its engine in
@@ -110,6 +121,8 @@ with serving(llm) as served:
     events = [line.decode().strip() for line in response if line.strip()]
 for event in events:
     print(event[:40], "...", event[-75:] if len(event) > 80 else "")
+
+# %% tags=["hide"]
 assert '"finish_reason":"length"' in events[-2] and events[-1] == "data: [DONE]"
 
 # %% [markdown]
@@ -134,6 +147,8 @@ with serving(llm) as served:
     steps_after = llm.stats().num_steps - before
     after = llm.stats().kv_cache_usage
 print(f"the cache: {held:.2%} in use, then {after:.0%}; {steps_after} more steps")
+
+# %% tags=["hide"]
 assert held > 0 and after == 0 and steps_after < 100
 
 # %% [markdown]
@@ -225,6 +240,8 @@ print("in time, at load".ljust(26), *(f"{load:8}" for load in loads))
 for case, shares in in_time.items():
     print(f"{case:26}", *(f"{share:6.0f} %" for share in shares))
 growth = np.median(first_tokens(WAIT, 2.0)) / np.median(first_tokens(WAIT, 0.5))
+
+# %% tags=["hide"]
 assert in_time[WAIT][-1] < 40 and in_time[FEW][-1] > in_time[LATE][-1] > 50
 assert in_time[WAIT][2] > in_time[LATE][2] and growth > 10
 
@@ -252,6 +269,8 @@ for case in (LARGE, SMALL):
     found[case] = np.median(first_tokens(case, 0.5, ["question"])), answers
     first = found[case][0]
     print(f"{case}: questions wait {first:.0f} ms, then {answers:.0f} ms")
+
+# %% tags=["hide"]
 assert found[LARGE][0] < found[SMALL][0] and found[LARGE][1] > found[SMALL][1]
 
 # %% [markdown]
@@ -270,6 +289,8 @@ for case in (ONE_QUEUE, LIMITED):
             f"{case}: {user.upper()} waits {waits[case, user]:5,.0f} ms, "
             f"{asked.count(None)} of {len(asked)} refused"
         )
+
+# %% tags=["hide"]
 assert waits[ONE_QUEUE, "b"] > 5 * waits[LIMITED, "b"]
 
 # %% [markdown]
@@ -309,7 +330,7 @@ llm.shutdown()
 #
 # ## Measured against predicted
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     ttft_growth=growth,
     percent_in_time=in_time[WAIT][-1],
@@ -320,15 +341,11 @@ guess.against(
 # %% [markdown]
 # ## Exercises
 #
+# This lesson's exercise is above.
+#
 # The last case of the check puts your function before the engine on the CPU, which gets twice the load that it can
 # serve. `minllm serve --refuse-late` uses the same function.
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(22)
-
-# %% [markdown]
+#
 # ## Detective cases
 
 # %% tags=["hide-input"]

@@ -117,6 +117,17 @@ of_package = route_reference(logits, CHOSEN, normalized=True)
 assert (expert_ids == of_package[0]).all() and np.allclose(weights, of_package[1])
 
 # %% [markdown]
+# ## Write your own
+#
+# Each token has chosen its experts. A kernel that computes expert by expert needs the tokens in that order. Write the
+# sort; the next section shows the engine's.
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("experts.sort")
+
+# %% [markdown]
 # ## The sort
 #
 # Tokens of one expert should be neighbours, so that its weights are read once for all of them. With few keys, a
@@ -334,7 +345,7 @@ for n, ms in measured.items():
     print(f"{n:3}: floor {floor:5.2f}, predicted {predicted:5.2f}, measured {ms} ms")
 factor = measured[16] / measured[1]
 
-# %%
+# %% tags=["hide-input"]
 guess.against(
     active=active,
     read=read,
@@ -351,15 +362,11 @@ guess.against(
 #
 # ## Exercises
 #
-# Write the placing half of the sort. When it passes, the engine runs it: give
+# This lesson's exercise is above.
+#
+# When your sort passes, the engine runs it: give
 # `minllm generate --variant sort_by_expert=FILE` the folder of a Qwen3-MoE.
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises(23)
-
-# %% [markdown]
+#
 # ## Detective cases
 
 # %% tags=["hide-input"]

@@ -21,6 +21,7 @@ import home_page
 import page_charts
 import server_pages
 from addresses import addresses
+from course_list import course_list
 from lesson_list import lessons
 
 PAGES = (
@@ -106,6 +107,7 @@ def hosted_cell(page: str) -> str:
 
 
 PARTS = {
+    "course": lambda page: course_list(lambda path: link(page, path.replace(".py", ".ipynb"))),
     "lessons": lesson_list, "first-link": first_link, "badges": badges, "evidence": evidence, "hosted": hosted_cell,
     **{name: lambda page, make=make: make() for name, make in home_page.PARTS.items()},
     **{name: lambda page, name=name: page_charts.image(name) for name in page_charts.CHARTS},

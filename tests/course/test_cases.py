@@ -7,6 +7,7 @@ import pytest
 from minllm.course import investigate, show_case
 from minllm.course.cases import NAMES, all_cases, find
 from minllm.course.cases.case import finding
+from minllm.course.layout import WIDTH
 from minllm.errors import ExerciseError
 
 CLOSED = re.compile(r"<details.*?</details>", re.DOTALL)
@@ -84,7 +85,9 @@ def test_a_case_on_a_page_tells_nothing_before_it_is_opened():
         assert case.solution not in open_part and case.hint not in open_part
         folded = "\n".join(CLOSED.findall(markdown))
         assert case.solution in folded and case.hint in folded
-        assert all(line in folded for line in finding(case, case.broken).message.splitlines())
+        told = folded.partition("What the simulator finds")[2].partition("```text\n")[2].partition("\n```")[0]
+        assert told.split() == finding(case, case.broken).message.split()
+        assert max(map(len, told.splitlines())) <= WIDTH or max(map(len, told.split())) > WIDTH - 8
 
 
 def test_a_case_that_is_none_is_refused():

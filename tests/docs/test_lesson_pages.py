@@ -71,6 +71,14 @@ class Rich:
 
 Rich()
 
+# %% tags=["fold"]
+def helper():
+    return 1
+
+# %%
+seconds = None
+print("No GPU here: nothing was timed.")
+
 # %%
 class Written:
     def _repr_markdown_(self):
@@ -193,13 +201,15 @@ def test_tags_hide_and_fold_code(lesson):
     article = lesson.select_one("article")
     assert "hidden_code" not in article.get_text()
     assert "never seen" not in article.get_text() and "and what a hidden cell has made" in article.get_text()  # it ran, out of sight
-    (fold,) = article.select("details.folded-code")
-    assert "_repr_html_" in fold.get_text() and fold.summary.get_text() == "The code of this figure"
-    assert article.select_one(".output-html figure.course-figure svg")
+    assert "_repr_html_" not in article.get_text() and article.select_one(".output-html figure.course-figure svg")
+    next_cells, no_gpu = article.select("details.folded-code")
+    assert "def helper" in next_cells.get_text() and next_cells.summary.get_text() == "Code that the next cells use"
+    assert "seconds = None" in no_gpu.get_text() and no_gpu.summary.get_text() == "Code that measures this on your GPU"
+    assert not [output for output in article.select(".output") if "No GPU here" in output.get_text()]
 
 
 @pytest.mark.parametrize(("output", "title"), [
-    ('<div class="jp-OutputArea-output"><svg></svg></div>', "The code of this figure"),
+    ('<div class="jp-OutputArea-output"><pre>No GPU here: nothing was timed</pre></div>', "Code that measures this on your GPU"),
     ('<div class="jp-OutputArea-output"><pre>1</pre></div>', "The code of this output"),
     ("", "Code that the next cells use"),
 ])  # fmt: skip

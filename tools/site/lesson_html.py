@@ -17,9 +17,10 @@ ASIDE = re.compile(r"^<!-- aside: (?P<title>.+?) -->$(?P<inside>.*?)^<!-- end as
 # The interactive part of a page of docs/ in a lesson. A notebook shows nothing of the comment, so a link to the page stands beside it.
 INTERACTIVE = re.compile(r"^<!-- interactive: (?P<page>[\w-]+) -->$", re.MULTILINE)
 DOCS = Path(__file__).parents[2] / "docs"
-# Tags of a cell: "fold" collapses its code, "hide" omits the cell once it has run: nbconvert would omit it before, and its assertions would
-# not be checked. ("hide-input" is mkdocs-jupyter's, through mkdocs.yml.)
+# Tags of a cell: "fold" collapses its code, and leaves a figure's out; "hide" omits the cell once it has run: nbconvert would omit it
+# before, and its assertions would not be checked. ("hide-input" is mkdocs-jupyter's, through mkdocs.yml.)
 FOLD, HIDE = "celltag_fold", "celltag_hide"
+NO_GPU = "No GPU here"  # what a cell prints that would measure
 PRINTED = ("text/plain", "application/vnd.jupyter.stdout")  # nbconvert's mark, by version
 
 
@@ -51,12 +52,11 @@ def markdown_of(html: str) -> tuple[str, list[str]]:
             parts.append(source)
             annotated = None
         else:
-            code = code_of(cell)
+            code = None if is_figure(cell) else code_of(cell)
             if code is not None:
-                folded = cell.find(class_=FOLD) is not None or FOLD in cell.get("class", [])
-                parts.append(fenced(code, fold_title(cell) if folded else ""))
+                parts.append(fenced(code, fold_title(cell) if is_folded(cell) or is_without_gpu(cell) else ""))
             annotated = len(parts) if code is not None and ANNOTATION.search(code) else None
-            parts += output_parts(cell, outputs)
+            parts += [] if is_without_gpu(cell) else output_parts(cell, outputs)
     document = ASIDE.sub(aside, "\n\n".join(part for part in parts if part) + "\n")
     return INTERACTIVE.sub(interactive, document), outputs
 
@@ -89,10 +89,25 @@ def code_of(cell: Tag) -> str | None:
     return text.get_text().strip("\n") if text else None
 
 
+def is_folded(cell: Tag) -> bool:
+    """Whether a cell has the tag "fold"."""
+    return cell.find(class_=FOLD) is not None or FOLD in cell.get("class", [])
+
+
+def is_figure(cell: Tag) -> bool:
+    """Whether a cell only draws a figure. Its code is in the notebook, and not on the page."""
+    return is_folded(cell) and any(area.find(["svg", "img"]) for area in cell.select(".jp-OutputArea-output"))
+
+
+def is_without_gpu(cell: Tag) -> bool:
+    """Whether a cell would measure, and had no GPU to do so."""
+    return any(area.get_text().strip().startswith(NO_GPU) for area in cell.select(".jp-OutputArea-output"))
+
+
 def fold_title(cell: Tag) -> str:
     """The title of a cell's collapsed code, by what the cell shows."""
-    if cell.find(["svg", "img"]):
-        return "The code of this figure"
+    if is_without_gpu(cell):
+        return "Code that measures this on your GPU"
     return "The code of this output" if cell.select_one(".jp-OutputArea-output") else "Code that the next cells use"
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from minllm.course.cases import find
 from minllm.course.cases.case import Case, Finding, finding
-from minllm.course.layout import closed
+from minllm.course.layout import WIDTH, closed, prose
 from minllm.course.source import show_source
 
 
@@ -16,7 +16,7 @@ class CasePage:
 
     def _repr_markdown_(self) -> str:
         case = self.case
-        found = finding(case, case.broken).message
+        found = "\n".join(piece for line in finding(case, case.broken).message.splitlines() for piece in prose(line, WIDTH) or [""])
         parts = [
             f"**{case.title}{'' if case.title.endswith('?') else '.'}** {case.story}",
             show_source(case.broken)._repr_markdown_(),

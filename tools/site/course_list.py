@@ -1,0 +1,78 @@
+"""The course page's list: five parts, and for each lesson a sentence, the minutes that it takes, its exercises and a box to tick.
+
+Minutes are computed from the lesson: prose at 180 words a minute, code at 12 lines a minute, 10 minutes per exercise, 5 per detective case.
+"""
+
+import re
+from pathlib import Path
+
+from lesson_list import ROOT, lessons
+
+WORDS, LINES, EXERCISE, CASE = 180, 12, 10, 5  # words and lines of code per minute, minutes per exercise and per case
+PARTS = {
+    "A model and its first kernels": {
+        "1": "Follow one token through a whole model, and measure how well it predicts.",
+        "2": "Write a kernel, run it without a GPU, break it twice, and see why neighbouring threads read neighbouring bytes.",
+        "3": "Compute attention by hand on four tokens, then as three kernels that store far too much.",
+        "4": "Predict from bytes and operations how fast anything can be.",
+    },
+    "Prompts: much arithmetic": {
+        "5a": "Climb from a thousandth of the machine's speed to its tensor cores, by loading each number once and using it often.",
+        "5b": "Let the hardware copy tiles and whole warpgroups multiply them, one warp loading what another multiplies.",
+        "6": "Fuse the small kernels between the GEMMs, so that each number is read once.",
+        "7": "Compute attention tile by tile, without ever storing a score.",
+    },
+    "Decoding: much memory": {
+        "8": "Keep keys and values instead of computing them again, and count what that costs.",
+        "9": "Split one long context over the whole machine, and merge the results.",
+        "10": "Multiply by a few rows: too many for a GEMV, too few for a tile.",
+        "11": "Store the cache in blocks that requests share.",
+        "12": "Let virtual memory do the same, and swap to the host.",
+        "13": "Keep keys and values in 8 or 4 bits, and measure what the text loses.",
+    },
+    "An engine": {
+        "14": "Turn logits into a token: greedy, random, penalised, and without sorting.",
+        "15": "Record a step's launches once, replay them, and close the gaps between kernels.",
+        "16a": "Decide what goes into each step, so that nobody waits for somebody else's prompt.",
+        "16b": "Predict the load at which a server gives way, and what to do when its cache is full.",
+        "17": "Put everything together, and choose the hardware for it.",
+    },
+    "Further: fewer bytes, more machines, more users": {
+        "18": "Store weights in 4 bits, and unpack them on the way to the multiplication.",
+        "19": "Guess several tokens, verify them in one step, and keep the distribution exact.",
+        "20": "Split a model over several GPUs, and add up their parts.",
+        "22": "Serve many users: queues, first tokens, deadlines.",
+        "23": "Send each token to a few of many experts, and sort tokens by expert.",
+    },
+}
+
+
+def course_list(link) -> str:
+    """The list in Markdown. link: the address of a lesson's page, from its path in the repository."""
+    by_number = {title.partition(".")[0]: (title, path) for title, path in lessons()}
+    lines = []
+    for part, (name, sentences) in enumerate(PARTS.items(), 1):
+        lines += [f"### {part}. {name}", "", "| Lesson | What you do | Minutes | Exercises | Done |", "| --- | --- | ---: | ---: | :-: |"]
+        for number, sentence in sentences.items():
+            title, path = by_number.pop(number)
+            text = (ROOT / path).read_text(encoding="utf-8")
+            box = f'<input type="checkbox" data-lesson="{number}" aria-label="lesson {number} is done">'
+            lines.append(f"| [{title}]({link(path)}) | {sentence} | {minutes(text)} | {len(exercises(text))} | {box} |")
+        lines.append("")
+    if by_number:
+        raise ValueError(f"lessons {', '.join(by_number)} are in no part of {Path(__file__).name}")
+    return "\n".join(lines).strip()
+
+
+def exercises(text: str) -> list[str]:
+    """The names of the exercises that a lesson shows."""
+    return re.findall(r'"([a-z_]+\.[a-z0-9_]+)"', " ".join(re.findall(r"show_exercises\((.*?)\)", text, re.DOTALL)))
+
+
+def minutes(text: str) -> int:
+    """The minutes that a lesson takes, in steps of 5."""
+    prose = re.findall(r"^# .*$", text.partition("## Sources")[0], re.MULTILINE)
+    code = [line for line in text.splitlines() if line and not line.startswith("#")]
+    total = sum(len(line.split()) for line in prose) / WORDS + len(code) / LINES
+    total += EXERCISE * len(exercises(text)) + CASE * text.count("show_case(")
+    return 5 * round(total / 5)
