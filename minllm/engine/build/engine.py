@@ -3,8 +3,8 @@
     plan        device, operations, formats and sizes (plan.py); every option is checked
     model       weights, while kernels are compiled in other processes
     memory      the KV cache, the policy that assigns it, and a draft model's cache
-    scheduler   policy, preemption and the plan of speculation
     runner      slots, graphs and the source of drafts
+    scheduler   policy, preemption and the plan of speculation
 
 Nothing is allocated on a device before the checkpoint's headers have been read and every option has been checked.
 """
