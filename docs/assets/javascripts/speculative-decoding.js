@@ -6,39 +6,40 @@ import { PICTURE_WIDTH, choice, element, figures, loadTables, number, powerSlide
 import { bestNumDrafts, expectedTokens, speedUp, verificationSeconds, wastedShare } from "./speculation.js";
 
 const MOST = 16, LIMIT = 64; // drafts of the picture, and of the engine
-const WIDTH = PICTURE_WIDTH, HEIGHT = 300, LEFT = 46, RIGHT = 20, TOP = 16, BOTTOM = 42;
+const WIDTH = PICTURE_WIDTH, PANEL = 150, ABOVE = 30, HEIGHT = 2 * (PANEL + ABOVE) + 42, LEFT = 46, RIGHT = 20;
 const FREE = "free";
 
 const BEST = "border: 2px solid var(--cache); border-radius: 0";
 
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 const percent = (share) => `${Math.round(100 * share)} %`;
-const times = (gain) => `${gain.toFixed(2)} times`;
+const factor = (gain) => `${gain.toFixed(2)}x`;
 
-// Speed-up and tokens per step against the number of drafts, with a mark at the chosen one.
+// Tokens per step and, below, the speed-up against the number of drafts, with a mark at the chosen one: while rows are free both are equal.
 function picture(tokens, gains, chosen, best) {
-  const most = Math.max(MOST, chosen), high = Math.ceil(Math.max(2, ...tokens));
-  const x = (k) => LEFT + (k / most) * (WIDTH - LEFT - RIGHT), y = (value) => HEIGHT - BOTTOM - (value / high) * (HEIGHT - TOP - BOTTOM);
-  const parts = [shape("title", {}, "Tokens per step and speed-up, by the number of drafts")];
-  for (let value = 0; value <= high; value += Math.ceil(high / 8)) {
-    parts.push(shape("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }));
-    parts.push(shape("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)));
-  }
-  const every = Math.ceil(most / (WIDTH < 600 ? 8 : 16));
-  for (let k = 0; k <= most; k += every) parts.push(shape("text", { x: x(k), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, String(k)));
+  const most = Math.max(MOST, chosen), x = (k) => LEFT + (k / most) * (WIDTH - LEFT - RIGHT);
+  const parts = [shape("title", {}, "Tokens per step and speed-up, by the number of drafts")], every = Math.ceil(most / (WIDTH < 600 ? 8 : 16));
+  const panels = [[tokens, "tokens per step", "tokens", "weights", "memory"], [gains, "speed-up over decoding without drafts", "gain", "cache", "arithmetic"]];
+  panels.forEach(([values, name, kind, colour, dot], panel) => {
+    const bottom = (panel + 1) * (PANEL + ABOVE), high = Math.ceil(Math.max(2, ...values)), y = (value) => bottom - (value / high) * PANEL;
+    for (let value = 0; value <= high; value += Math.ceil(high / 4)) {
+      parts.push(shape("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value) }));
+      parts.push(shape("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, String(value)));
+    }
+    const line = (points, style, of) => shape("polyline", { class: `roof ${of}`, style, points: points.map((value, k) => `${x(k)},${y(value)}`).join(" ") });
+    parts.push(shape("text", { x: LEFT, y: bottom - PANEL - 10 }, name));
+    parts.push(line(values.map(() => 1), "stroke: var(--md-default-fg-color); stroke-width: 1", "sheet"));
+    parts.push(line(values, `stroke: var(--${colour}); stroke-width: 3`, kind));
+    if (panel) parts.push(shape("rect", { x: x(best) - 8, y: y(values[best]) - 8, width: 16, height: 16, style: "fill: none; stroke: var(--cache); stroke-width: 2" }));
+    parts.push(shape("g", { class: `dot ${dot}` }, shape("circle", { cx: x(chosen), cy: y(values[chosen]), r: 6 })));
+  });
+  for (let k = 0; k <= most; k += every) parts.push(shape("text", { x: x(k), y: HEIGHT - 24, "text-anchor": "middle" }, String(k)));
   parts.push(shape("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "drafts per sequence and step"));
-  // Tokens are drawn wider, because the speed-up lies on them while rows are free.
-  const line = (values, kind, colour, width) =>
-    shape("polyline", { class: `roof ${kind}`, style: `stroke: var(--${colour}); stroke-width: ${width}`, points: values.map((value, k) => `${x(k)},${y(value)}`).join(" ") });
-  parts.push(line(tokens.map(() => 1), "sheet", "md-default-fg-color", 1), line(tokens, "tokens", "weights", 6), line(gains, "gain", "cache", 2));
-  parts.push(shape("rect", { x: x(best) - 8, y: y(gains[best]) - 8, width: 16, height: 16, style: "fill: none; stroke: var(--cache); stroke-width: 2" }));
-  parts.push(shape("g", { class: "dot memory" }, shape("circle", { cx: x(chosen), cy: y(tokens[chosen]), r: 9 })));
-  parts.push(shape("g", { class: "dot arithmetic" }, shape("circle", { cx: x(chosen), cy: y(gains[chosen]), r: 5 })));
   return shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "Curves; the table below has their figures" }, ...parts);
 }
 
 function legend() {
-  const entries = [["memory", null, "tokens per step"], ["arithmetic", null, "times as fast as without drafts"], ["", BEST, `fastest, of up to ${MOST} drafts`]];
+  const entries = [["memory", null, "tokens per step"], ["arithmetic", null, "speed-up over decoding without drafts"], ["", BEST, `fastest, of up to ${MOST} drafts`]];
   return element("ul", { class: "legend" },
     ...entries.map(([kind, style, text]) => element("li", {}, element("span", { class: `key ${kind}`, style, "aria-hidden": "true" }), ` ${text}`)));
 }
@@ -62,14 +63,14 @@ function stepTable(linear, draft, { drafts, acceptance, sequences }) {
   const shown = [...new Set([0, 1, 2, 4, 8, MOST, drafts])].sort((one, other) => one - other);
   return table("By the number of drafts", ["drafts", "tokens per step", "rows wasted", "step, at least", "speed-up"], shown.map((k) =>
     [k === drafts ? `${k}, yours` : String(k), figures(expectedTokens(acceptance, k)), percent(wastedShare(acceptance, k)),
-      time(1e3 * verificationSeconds(linear, sequences, k, draft)), times(speedUp(linear, acceptance, sequences, k, draft))]));
+      time(1e3 * verificationSeconds(linear, sequences, k, draft)), factor(speedUp(linear, acceptance, sequences, k, draft))]));
 }
 
 function verdict({ drafts, acceptance, sequences }, gain, best, bestGain) {
   const rows = sequences * (1 + drafts);
   const yields = `${counted(drafts, "draft")}: ${figures(expectedTokens(acceptance, drafts))} tokens per step and sequence, ${percent(wastedShare(acceptance, drafts))} `
-    + `of ${counted(rows, "row")} wasted, ${times(gain)} as fast as without drafts.`;
-  return `${yields} ${best ? `Best: ${counted(best, "draft")}, ${times(bestGain)}.` : "Best: no drafts."}`;
+    + `of ${counted(rows, "row")} wasted, ${gain.toFixed(2)} times as fast as without drafts.`;
+  return `${yields} ${best ? `Best: ${counted(best, "draft")}, ${factor(bestGain)}.` : "Best: no drafts."}`;
 }
 
 async function start(place) {
