@@ -101,7 +101,7 @@ for name in ("bfloat16", "int8", "int4", "int4_g128", "nf4"):
     bits = 8 * found.matrix_bytes(4096, 4096) / 4096**2
     print(
         f"{name:10} {bits:5.2f} bits per number, {step[name].bytes / 1e9:5.2f} GB per "
-        f"step, {step['bfloat16'].bytes / step[name].bytes:.2f} times as short"
+        f"step, {step['bfloat16'].bytes / step[name].bytes:.2f}x"
     )
 bits_per_number = 8 * WEIGHT_FORMATS["int4"].matrix_bytes(4096, 4096) / 4096**2
 step_times = step["bfloat16"].bytes / step["int4"].bytes
@@ -379,8 +379,11 @@ from minllm.machine.hardware import gpu_named
 from minllm.planning.weight_table import compare_weights
 
 steps = compare_weights(llama8, *gpu_named("h200"), context=1024)
+print("ms per step; g128 is int4_g128")
+names = {"bfloat16": "bf16", "int4_g128": "g128"}
+print("batch", *(f"{names.get(name, name):>5}" for name in steps.milliseconds[1]))
 for batch, times in steps.milliseconds.items():
-    print(f"{batch:3}:", *(f"{name} {ms:.2f}" for name, ms in times.items()), "ms")
+    print(f"{batch:5}", *(f"{ms:5.2f}" for ms in times.values()))
 ahead = steps.most_ahead["int4_g128"]
 
 # %% tags=["hide"]
