@@ -369,6 +369,8 @@ if has_gpu():
             print(f"{variant:12} {flops / seconds / 1e12:8.2f} TFLOP/s")
         except MinLLMError as error:
             print(f"{variant:12} not on this GPU: {error}")
+else:
+    print("No GPU here: nothing was timed on this machine.")
 
 # %% [markdown]
 # ## Exercises
