@@ -662,9 +662,9 @@ assert 0.3 < saved / overlapping < 3
 # %%
 from unittest.mock import patch
 
-from minllm.ops import cuda_ops
+from minllm.ops import cuda_linear
 
-with patch.object(cuda_ops, "MOST_ROWS_FUSED", 0):
+with patch.object(cuda_linear, "MOST_ROWS_FUSED", 0):
     apart_launches, *_ = dry_step(config_1b)
 names_apart = [launch.name for launch in apart_launches]
 print(
