@@ -358,7 +358,7 @@ MUTATIONS = [
     ),
     *of(
         "scheduling.prefill",
-        ("budget -= 0 if sequence.is_prefilled else self._add_chunk(", "0 if sequence.is_prefilled else self._add_chunk(",
+        ("budget -= 0 if first.is_prefilled else self._add_chunk(", "0 if first.is_prefilled else self._add_chunk(",
          "within the budget", "the budget does not shrink"),
         (" - step.num_tokens)", ")", "decodes count", "count against the budget"),
         ("            budget -= self._add_chunk(sequence, budget, step) if budget else 0\n", "            pass\n",
@@ -366,11 +366,11 @@ MUTATIONS = [
         (" and self._free_slots", "", "slots", "IndexError"),
         ("max(1, self.max_num_batched_tokens - step.num_tokens)", "self.max_num_batched_tokens - step.num_tokens", "a step full of decodes",
          "starves"),
-        ("self._must_wait(sequence, budget, step, whole) or ", "", "whole prompts", "whole=True was ignored"),
-        ("self._must_wait(sequence, budget, step, whole)", "(whole and budget < sequence.num_tokens and step.spans)", "whole prompts",
+        ("self._must_wait(first, budget, step, whole) or ", "", "whole prompts", "whole=True was ignored"),
+        ("self._must_wait(first, budget, step, whole)", "(whole and budget < first.num_tokens and step.spans)", "whole prompts",
          "longer than any step"),
         ("while admits and budget", "while not admits and budget", "within the budget", "nobody was let in"),
-        ("or not self._enter(sequence)", "or self._enter(sequence)", "within the budget", ""),
+        ("or not self._enter(first)", "or self._enter(first)", "within the budget", ""),
     ),
     *of(
         "engine.launch_ahead",

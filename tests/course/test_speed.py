@@ -26,6 +26,7 @@ PROBLEMS = {
     "minllm.kernels.matmul.gemv.warp_per_row:matmul_warp_per_row": functools.partial(speed_problems.gemv, outputs=5, inputs=33),
     "minllm.kernels.matmul.quantized.int4_naive:int4_naive": functools.partial(speed_problems.int4, outputs=5, inputs=64),
     "minllm.kernels.matmul.tiled:matmul_tiled": lambda *args: replace(speed_problems.product(5)(*args), options=dict(tile=(8, 4, 2))),
+    "minllm.kernels.matmul.warp_specialized:matmul_warp_specialized": speed_problems.product(64),
     "minllm.kernels.attention.first_rungs.materialized:attention": speed_problems.attention("materialized", 1, 3, 5, 2, 1, 16),
     "minllm.kernels.attention.first_rungs.flash_attention_1:attention": speed_problems.attention("flash_attention_1", 1, 3, 5, 2, 1, 16),
     "minllm.kernels.attention.split_kv.split_kv:attention": speed_problems.attention("split_kv", 2, 1, 5, 2, 1, 16),
