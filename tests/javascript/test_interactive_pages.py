@@ -34,6 +34,7 @@ class Pages(Files):
         # The theme would let code break, and KaTeX would set the formulas.
         written = re.sub(r"\$\$.*?\$\$", "", source.read_text(encoding="utf-8"), flags=re.DOTALL)
         text = "<style>code { overflow-wrap: anywhere }</style>" + markdown.markdown(written, extensions=["tables", "md_in_html"])
+        text = text.replace('src="assets/', 'src="../assets/')  # as MkDocs does, since each page has a folder of its own
         body = "<!doctype html><meta charset=utf-8><link rel=icon href=data:,><body class=md-typeset>" + text
         self.send_response(200)
         self.send_header("Content-Type", "text/html")

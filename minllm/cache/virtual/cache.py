@@ -84,6 +84,7 @@ class VirtualKVCache:
         self.layout = layout = virtual_layout(shape, num_slots, max_tokens, backend.page_bytes)
         self.shape = replace(shape, block_size=layout.block_size)
         self.num_blocks, self.num_pairs = num_slots * layout.blocks_per_slot, num_pairs
+        self.room = None  # for residual windows, which it has not
         self.pages = PagePool(backend, 2 * num_pairs)
         slot_bytes = layout.slot_pairs * layout.page_bytes
         self.keys, self.values = (VirtualRange(self.pages, num_slots * slot_bytes) for _ in range(2))
