@@ -52,7 +52,7 @@ function loadPicture(probabilities, tokens, fullest) {
     ...probabilities.map((p, e) => shape("rect", { class: "load", style: "fill: var(--weights)", x: LEFT + e * width, y: y(tokens * p),
       width: Math.max(0.5, 0.9 * width), height: y(0) - y(tokens * p) })),
     shape("line", { style: "stroke: var(--cache); stroke-width: 2", x1: LEFT, x2: WIDTH - RIGHT, y1: y(fullest), y2: y(fullest) }),
-    under("experts, the most popular first: mean tokens; the line is the fullest of a step"),
+    under("mean tokens per expert; the line: the fullest"),
   ]);
 }
 
