@@ -52,7 +52,7 @@ def course_list(link) -> str:
     by_number = {title.partition(".")[0]: (title, path) for title, path in lessons()}
     lines = []
     for part, (name, sentences) in enumerate(PARTS.items(), 1):
-        lines += [f"### {part}. {name}", "", "| Lesson | What you do | Minutes | Exercises | Done |", "| --- | --- | ---: | ---: | :-: |"]
+        lines += [f"## {part}. {name}", "", "| Lesson | What you do | Minutes | Exercises | Done |", "| --- | --- | ---: | ---: | :-: |"]
         for number, sentence in sentences.items():
             title, path = by_number.pop(number)
             text = (ROOT / path).read_text(encoding="utf-8")
