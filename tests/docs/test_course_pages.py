@@ -218,5 +218,5 @@ def test_the_course_page_has_each_lesson_once_in_five_parts_with_its_exercises(m
     text = course_list.course_list(lambda path: path)
     rows = re.findall(r"^\| \[(\w+)\. .+? \| (\d+) \| (\d) \| <input type=\"checkbox\" data-lesson=\"(\w+)\"", text, re.MULTILINE)
     assert [number for number, *_ in rows] == [number_of(lesson) for lesson in LESSONS] == [ticked for *_, ticked in rows]
-    assert text.count("\n### ") + 1 == 5 and sum(int(count) for *_, count, _ in rows) == len(EXERCISES)
+    assert text.count("\n## ") + 1 == 5 and sum(int(count) for *_, count, _ in rows) == len(EXERCISES)
     assert all(15 <= int(minutes) <= 90 for _, minutes, *_ in rows)
