@@ -509,32 +509,11 @@ roofline(
 from minllm.course import has_gpu
 
 if has_gpu():
-    from minllm.course import kernel_seconds, machine_line, sets_of_arrays
-    from minllm.errors import MinLLMError
-    from minllm.kernels.matmul import VARIANTS
-    from minllm.ops.cuda_ops import CudaOps
+    from minllm.course import machine_line, product_rates
 
-    place = CudaOps()
-    sets = [  # enough arrays to overflow the cache
-        [
-            place.array(rng.standard_normal((M, K)).astype(ml_dtypes.bfloat16))
-            for _ in range(2)
-        ]
-        for _ in range(sets_of_arrays(least_bytes))
-    ]
-    product = place.empty((M, N), ml_dtypes.bfloat16)
     print(machine_line())
-    for variant in requested:
-        try:
-            multiply = VARIANTS[variant]
-            calls = [
-                lambda stream, a=a, b=b, f=multiply: f(a, b, product, stream=stream)
-                for a, b in sets
-            ]
-            seconds = kernel_seconds(*calls)
-            print(f"{variant:12} {flops / seconds / 1e12:8.2f} TFLOP/s")
-        except MinLLMError as error:
-            print(f"{variant:12} not on this GPU: {error}")
+    for variant, rate in product_rates(requested, M, N, K).items():
+        print(f"{variant:12} {rate}")
 else:
     print("No GPU here: nothing was timed on this machine.")
 

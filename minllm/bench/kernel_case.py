@@ -139,20 +139,23 @@ class RepeatedLaunch:
         return self.allocated[self.asked - 1]
 
 
+def repeated(launch: Launch, ops: Any, host: Mapping[str, Any], sets: int) -> list[RepeatedLaunch]:
+    """The launch on `sets` copies of its arrays on the device."""
+    return [RepeatedLaunch(ops, launch, {name: on_device(ops, one) for name, one in host.items()}) for _ in range(sets)]
+
+
 def case_of(row: Measured) -> KernelCase:
     """The case of a row of the catalogue: its main result is compared with that of the reference, for some of the tokens if it has rows."""
     launch = row.launch
 
     def prepare(ops: Any, noise: Noise, sets: int) -> Prepared:
         host = launch.arrays(noise)
-        placed = [{name: on_device(ops, one) for name, one in host.items()} for _ in range(sets)]
+        first, *others = repeated(launch, ops, host, sets)
         tokens = some_of(len(host[launch.rows[0]]), row.sample, noise) if launch.rows else np.arange(0)
         given, found = launch.part(host, tokens), {}
         name, expected = next(iter(launch.reference(**given).items()))
         written = given[name].view(np.uint8) != expected.view(np.uint8) if name in given else np.ones(expected.shape, bool)
         written = written.reshape(*expected.shape, -1).any(axis=-1)  # the elements, of bytes
-
-        first, *others = (RepeatedLaunch(ops, launch, arrays) for arrays in placed)
 
         def launch_first() -> None:
             found.update(first())
@@ -162,6 +165,7 @@ def case_of(row: Measured) -> KernelCase:
             return relative_error((rows[tokens] if name in launch.rows else rows)[written], expected[written])
 
         rival = rival_of(row.rival, ops, noise, sets) if row.rival else None
+        placed = [one.arrays for one in (first, *others)]
         return Prepared([launch_first, *others], placed, lambda: ops.to_host(found[name]), error, rival)
 
     def default(value: int | None) -> int:
@@ -175,9 +179,7 @@ def case_of(row: Measured) -> KernelCase:
 
 def rival_of(launch: Launch, ops: Any, noise: Noise, sets: int) -> Rival:
     """A launch of another variant, on as many sets of arrays."""
-    host = launch.arrays(noise)
-    placed = [{name: on_device(ops, one) for name, one in host.items()} for _ in range(sets)]
-    return Rival(f"minllm {launch.shape['variant']}, {launch.dtype}", [RepeatedLaunch(ops, launch, arrays) for arrays in placed])
+    return Rival(f"minllm {launch.shape['variant']}, {launch.dtype}", repeated(launch, ops, launch.arrays(noise), sets))
 
 
 def rounded(value: float) -> float:

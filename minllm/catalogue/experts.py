@@ -24,7 +24,7 @@ from minllm.kernels.normalization.rms_norm import rms_norm_reference
 A3B = dict(experts=128, chosen=8, hidden=2048, inner=768)  # Qwen3-30B-A3B
 EPSILON = 1e-5
 CODED = ("int4/128", "fp8")  # formats of quantised experts
-ROUNDED_WEIGHT = 2.0**-8  # of a scale and a weight that are rounded to bfloat16, relative to the largest result
+ROUNDED_WEIGHT = 2.0**-8  # error of rounding a scale and a weight to bfloat16, relative to the largest result
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDGSTS.E.BYPASS*128*")
 HOPPER, WGMMA = ((9, 0),), ("HGMMA.64x*", "UTMALDG.2D*", "SYNCS.PHASECHK*", "WARPGROUP.DEPBAR*")
 STREAMED = ("LDG*NA*128*",)  # weights bypass L1, because each is used once

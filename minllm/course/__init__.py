@@ -25,6 +25,7 @@ _HOMES = {
     "load_record": "course.records",
     "machine_line": "course.machine",
     "parts_of": "course.records",
+    "product_rates": "course.machine",
     "recorded": "course.records",
     "roofline": "figures.roofline",
     "sets_of_arrays": "course.machine",

@@ -3,10 +3,13 @@
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from statistics import median
 
+import numpy as np
+
+from minllm.errors import MinLLMError
 from minllm.runtime.device import is_available
 
 
@@ -49,6 +52,29 @@ def sets_of_arrays(nbytes: int) -> int:
     from minllm.runtime.device import current_device
 
     return input_sets(nbytes, current_device().l2_bytes)
+
+
+def product_rates(variants: Iterable[str], m: int, n: int, k: int) -> dict[str, str]:
+    """{variant: its rate in TFLOP/s on this GPU, or why it does not run there}, for products of bfloat16, x [m, k] and weight [n, k].
+
+    Raises DeviceError without a GPU.
+    """
+    from minllm.kernels.matmul import VARIANTS
+    from minllm.ops.cuda_ops import CudaOps
+
+    count, place, rng = sets_of_arrays(2 * (m * k + n * k + m * n)), CudaOps("bfloat16"), np.random.default_rng(0)
+    sets = [[place.array(rng.standard_normal((rows, k)).astype(place.dtype)) for rows in (m, n)] for _ in range(count)]
+    out = place.empty((m, n), place.dtype)
+
+    def rate(variant: str) -> str:
+        multiply = VARIANTS[variant]
+        try:
+            seconds = kernel_seconds(*(partial(lambda x, weight, stream: multiply(x, weight, out, stream=stream), *one) for one in sets))
+        except MinLLMError as error:
+            return f"not on this GPU: {error}"
+        return f"{2 * m * n * k / seconds / 1e12:8.2f} TFLOP/s"
+
+    return {variant: rate(variant) for variant in variants}
 
 
 def timed(function: Callable[[], object], repeats: int = 5) -> float:

@@ -218,7 +218,7 @@ def split_quantized(sizes, form, options):
     asked, different = parts(sizes, splits)
     keys, pairs = codes * sizes.kv_heads * code_bytes, codes * sizes.kv_heads * scale_bytes
     asked |= dict(key_codes=keys, value_codes=keys, key_scales=pairs, value_scales=pairs, out=sizes.rows)
-    halves = 1 if by_channel else 2  # of a warp's lanes, that ask for a query each
+    halves = 1 if by_channel else 2  # parts of a warp's lanes; each part asks for a query
     asked |= dict(query=halves * splits * shape.warps * sizes.rows)
     of_zeros = 8 * sizes.D + 2 * 16 * 8 if by_channel else 2 * 8 * 16  # a key: those of a group of 32 keys and of a value, or of both
     flops = of_columns(sizes, codes) + of_zeros * sizes.kv_heads * codes

@@ -83,7 +83,7 @@ def small():
     """Steps of which formulas count the bytes, then sequences of different lengths, windows, and layers side by side."""
     yield step("split_kv", 128, 4, 2, 64, splits=2)
     yield attention("split_kv", (1, 0, 1), (19, 4, 0), 4, 2, 16, FLOAT16, layers=3, splits=2)
-    for *sizes, splits in STEPS:  # of one warp, so that short contexts fill several splits, and the last ones stay empty
+    for *sizes, splits in STEPS:  # with one warp a short context fills several splits, and leaves the last ones empty
         yield attention("split_kv", *sizes, splits=splits, warps=1)
     for warps, keys_each in ((1, 1), (2, 3), (4, 2)):
         yield step("split_kv", 101, 2, 2, 32, splits=3, warps=warps, keys_each=keys_each)

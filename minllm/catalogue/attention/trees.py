@@ -14,7 +14,7 @@ TREES = {
     "drafts": TokenTree.parse("[(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]"),  # seven, of depth up to three
     "levels": TokenTree.parse("[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0)]"),
     "lookahead": TokenTree.lookahead(5, 4, 3),
-    "tall lookahead": TokenTree.lookahead(20, 4, 12),  # of more nodes than a tile has rows
+    "tall lookahead": TokenTree.lookahead(20, 4, 12),  # more nodes than a tile has rows
 }
 
 
@@ -78,7 +78,7 @@ def small():
     yield tree_attention("levels", (10, 1), (30, 1), head_dim=24, dtype=FLOAT32)
     yield tree_attention("lookahead", (21,), (58,), dtype=FLOAT32, sliding_window=9)
     # The second tile of rows begins with a node of depth 2, whose window begins at key 64; the next nodes, of depth 1, see key 63 too,
-    # which is of another tile of keys.
+    # which lies in another tile of keys.
     for window in (22, 0):
         yield tree_attention("tall lookahead", (96,), (179,), sliding_window=window)
 
