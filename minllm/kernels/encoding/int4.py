@@ -31,7 +31,7 @@ def encode_int4_kernel(dtype, group, has_zeros):
     @kernel(launch_bounds=THREADS)
     def encode_int4_kernel(matrix, codes, scales, zeros):
         """matrix [N, K], codes [N, K / 2], scales [K / group, N] as the bits of float16, zeros [K / group, N]."""
-        row, lane = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+        row, lane = cuda.blockIdx.x, cuda.blockIdx.y * THREADS + cuda.threadIdx.x
         values, bits = cuda.local.array(EACH, float32), cuda.local.array(EACH, uint32)
         is_inside = lane * EACH < matrix.shape[1]
         for k in range(EACH):

@@ -13,7 +13,8 @@ THREADS = 128
 
 
 def grid_of(matrix, group):
-    """(blocks of a launch with THREADS threads) for a matrix [outputs, inputs], a lane per EACH inputs.
+    """(blocks of a launch with THREADS threads) for a matrix [outputs, inputs], a lane per EACH inputs. Outputs lie along x, as all
+    experts' together pass the 65,535 blocks of y.
 
     Raises KernelArgumentError for another dtype than float32, float16 and bfloat16, inputs that are not whole groups, and unaligned rows.
     """
@@ -21,4 +22,4 @@ def grid_of(matrix, group):
     outputs, inputs = matrix.shape
     check(inputs % group == 0, f"{inputs} inputs are not whole groups of {group}")
     check(vectors_per_row(inputs, matrix) > 0, f"rows of {inputs} inputs are not aligned to 16 bytes")
-    return ceil_div(inputs // EACH, THREADS), outputs
+    return outputs, ceil_div(inputs // EACH, THREADS)

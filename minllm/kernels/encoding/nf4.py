@@ -38,7 +38,7 @@ def encode_nf4_kernel(dtype, middles):
     @kernel(launch_bounds=THREADS)
     def encode_nf4_kernel(matrix, codes, absmax):
         """matrix [N, K], codes [N, K / 2], absmax [N, K / 64]."""
-        row, lane = cuda.blockIdx.y, cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+        row, lane = cuda.blockIdx.x, cuda.blockIdx.y * THREADS + cuda.threadIdx.x
         values, is_inside = cuda.local.array(EACH, float32), lane * EACH < matrix.shape[1]
         for k in range(EACH):
             values[k] = float32(0)
