@@ -362,7 +362,7 @@ assert before > 0.5 and first > 0.8
 # it moves more bytes.
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention.first_rungs import materialized
+from minllm.kernels.attention.ladder import materialized
 
 show_source(
     materialized.scores_kernel,

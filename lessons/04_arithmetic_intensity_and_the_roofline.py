@@ -70,7 +70,7 @@ roofline(
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.matmul.naive import matmul_naive, matmul_naive_kernel
+from minllm.kernels.matmul.ladder.naive import matmul_naive, matmul_naive_kernel
 
 show_source(
     matmul_naive_kernel,

@@ -110,7 +110,7 @@ show_exercises("matmul.naive")
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.matmul import naive
+from minllm.kernels.matmul.ladder import naive
 
 show_source(
     naive.matmul_naive_kernel,
@@ -230,7 +230,7 @@ assert trace.arrays["weight"].read.sectors_per_request == 16
 # memory several times.
 
 # %% tags=["hide-input"]
-from minllm.kernels.matmul import tiled
+from minllm.kernels.matmul.ladder import tiled
 
 show_source(
     tiled.tiled_kernel,

@@ -69,7 +69,7 @@ bars(
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.matmul import warpgroup
+from minllm.kernels.matmul.ladder import warpgroup
 
 show_source(
     warpgroup.warpgroup_kernel,
@@ -135,7 +135,7 @@ show_exercises("matmul.producer")
 # Now see the engine's, and the consumer on the other side:
 
 # %% tags=["hide-input"]
-from minllm.kernels.matmul import warp_specialized
+from minllm.kernels.matmul.ladder import warp_specialized
 
 show_source(
     warp_specialized.make_produce,
@@ -352,7 +352,7 @@ else:
 # ## Exercises
 #
 # This lesson's exercise is the producer above. Once it passes, set `STAGES` in
-# [warp_specialized.py](../minllm/kernels/matmul/warp_specialized.py) to 2, and look at the ring again: how many tiles are
+# [warp_specialized.py](../minllm/kernels/matmul/ladder/warp_specialized.py) to 2, and look at the ring again: how many tiles are
 # under way, and who waits for whom?
 #
 # ## A detective case

@@ -234,7 +234,7 @@ show_source(
 # circle, is $(0, 1)$.
 
 # %%
-from minllm.kernels.rope.rotate import rope_reference, rope_table
+from minllm.kernels.rope.reference import rope_reference, rope_table
 
 quarter = rope_table(
     2, 2, [np.pi / 2]
@@ -311,10 +311,10 @@ heat_map(
 )
 
 # %% tags=["hide-input"]
-from minllm.kernels.rope import rotate
+from minllm.kernels.rope.ladder import rope
 
 show_source(
-    rotate.rope_kernel,
+    rope.rope_kernel,
     folded="The kernel: a lane of a warp rotates a pair",
     notes={
         "position = positions[token]": "The token's position in its text, not in the batch.",
@@ -467,7 +467,7 @@ def over(array):  # number of blocks that cover the array
 
 
 # %% tags=["fold"]
-from minllm.kernels.kv.append import append
+from minllm.kernels.kv.ladder.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.sim import tracing
 
@@ -516,8 +516,8 @@ steps = {
         ),
     ),
     "RoPE, append": (
-        lambda: rotate.rope(query, places, cos_sin, turned[0]),
-        lambda: rotate.rope(key, places, cos_sin, turned_key),
+        lambda: rope.rope(query, places, cos_sin, turned[0]),
+        lambda: rope.rope(key, places, cos_sin, turned_key),
         lambda: append(turned_key, value, key_cache, value_cache, slots),
     ),
 }
@@ -699,7 +699,7 @@ assert speeds["rms_norm"].of_limit > 0.8 and speeds["silu_and_multiply"].of_limi
 # %% [markdown]
 # The norm and the gate are about as fast as a copy. The only gain left is to have fewer of them. If a bar is far below
 # a copy, too few bytes are in flight: the RoPE kernel above loads 2 bytes at a time. [The same
-# file](../minllm/kernels/rope/rotate.py) has a second kernel for heads of the usual sizes, which loads 16. The engine
+# file](../minllm/kernels/rope/ladder/rope.py) has a second kernel for heads of the usual sizes, which loads 16. The engine
 # launches neither: its fused kernel rotates numbers that it has to move anyway. If a GEMM computes those numbers, such
 # a last step is called its epilogue: bias and SwiGLU's gate can be part of it.
 #

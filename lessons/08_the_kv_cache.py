@@ -35,7 +35,7 @@
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.kv import append as append_module
+from minllm.kernels.kv.ladder import append as append_module
 
 show_source(
     append_module.append_vector_kernel,
@@ -330,7 +330,8 @@ heat_map(
 # table. Lesson 11 explains what blocks make possible. Here is the kernel from the top, on three new tokens:
 
 # %%
-from minllm.kernels.kv.append import append, append_reference
+from minllm.kernels.kv.ladder.append import append
+from minllm.kernels.kv.reference import append_reference
 from minllm.sim import tracing
 
 new, kv_heads, head_dim = 3, 2, 64
@@ -377,7 +378,8 @@ show_source(
 
 # %% tags=["fold"]
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
-from minllm.kernels.rope.rotate import rope, rope_table
+from minllm.kernels.rope.ladder.rope import rope
+from minllm.kernels.rope.reference import rope_table
 
 new, heads, kv_heads, head_dim = 16, 8, 2, 64
 qkv = rng.standard_normal((new, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)

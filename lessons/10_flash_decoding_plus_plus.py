@@ -59,7 +59,7 @@ curves(
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.matmul.gemv import warp_per_row
+from minllm.kernels.matmul.ladder import warp_per_row
 
 show_source(
     warp_per_row.warp_per_row_kernel,
@@ -299,10 +299,8 @@ curves(
 # Here are the running maximum, the unified maximum, and the guard:
 
 # %% tags=["hide-input"]
+from minllm.kernels.attention.ladder import unified_maximum
 from minllm.kernels.attention.split_tensor_core import tile as split_tile
-from minllm.kernels.attention.split_tensor_core import (
-    unified_maximum as split_unified_maximum,
-)
 
 show_source(
     split_tile.make_softmax,
@@ -316,7 +314,7 @@ show_source(
 
 # %% tags=["hide-input"]
 show_source(
-    split_unified_maximum.make_unified_softmax,
+    unified_maximum.make_unified_softmax,
     part="fold_unified",
     folded="The unified maximum",
     notes={
@@ -327,7 +325,7 @@ show_source(
 
 # %% tags=["hide-input"]
 show_source(
-    split_unified_maximum.make_unified_softmax,
+    unified_maximum.make_unified_softmax,
     part="failed",
     folded="The guard",
     notes={

@@ -285,7 +285,8 @@ print("of codes", np.round(out, 2), "of weights", np.round(matrix @ x, 2))
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
-from minllm.kernels.matmul.quantized import int4, int4_naive
+from minllm.kernels.matmul.ladder import int4_naive
+from minllm.kernels.matmul.quantized import int4
 
 show_source(
     int4_naive.int4_naive_kernel,

@@ -1,4 +1,4 @@
-"""A module of minllm imports only from its own floor and from floors below it, and there is no import cycle.
+"""A module of minllm imports only from its own floor and from floors below it, there is no import cycle, and engines import no ladder/.
 
 Imports inside functions count as those at the top of a module do. Imports under `if TYPE_CHECKING:` do not count, because they never run.
 The `__init__` of a package, which Python runs before any module in it, does not count either.
@@ -16,6 +16,7 @@ FLOORS = (  # bottom to top; some have no modules yet
     *("errors", "machine", "sim", "figures", "runtime", "ptx", "tiles", "kernels", "weights", "catalogue", "ops", "cache", "models"),
     *("nano", "costs", "parallel", "engine", "post_training", "planning", "bench", "server", "course", "cli", "__main__"),
 )
+MAY_IMPORT_LADDERS = {"catalogue", "nano", "bench", "course"}  # floors of which engines import nothing
 # Exceptions. {(importing module, imported module): reason}
 UPWARD: dict[tuple[str, str], str] = {}
 # {modules that import each other: reason}
@@ -119,6 +120,17 @@ def test_no_module_imports_from_a_floor_above(floor, graph):
 def test_there_is_no_import_cycle(graph):
     found = set(cycles(graph))
     assert found == set(CYCLES), f"cycles {[sorted(cycle) for cycle in found - set(CYCLES)]}; gone {set(CYCLES) - found}"
+
+
+def in_ladder(name):
+    """Whether a module is a rung of the lessons: one of minllm/kernels/<stage>/ladder/, which no engine launches."""
+    return ".ladder." in name
+
+
+def test_what_engines_launch_imports_no_rung(graph):
+    """tests/kernels/test_variants.py says the same of the variants that engines choose by name."""
+    above = {(name, other) for name in graph if not in_ladder(name) for other in graph[name] if in_ladder(other)}
+    assert {name.split(".")[1] for name, _ in above} == MAY_IMPORT_LADDERS, sorted(above)
 
 
 def test_cycles_and_imports_are_found(graph):

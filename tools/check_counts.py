@@ -36,12 +36,12 @@ from minllm.bench.record import file_name
 from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.attention.split_kv import split_kv
 from minllm.kernels.embedding.lookup import embedding
-from minllm.kernels.kv.append import append
+from minllm.kernels.kv.ladder.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.matmul.gemv.gemv import GemvTiling, matmul_gemv
-from minllm.kernels.matmul.naive import matmul_naive
+from minllm.kernels.matmul.ladder.naive import matmul_naive
+from minllm.kernels.matmul.ladder.tiled import matmul_tiled
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
-from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.runtime.device import check_driver, current_device, is_available
 from minllm.runtime.kernel import kernel, launch

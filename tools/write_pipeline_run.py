@@ -9,7 +9,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from minllm.kernels.matmul.warp_specialized import CONSUMER_THREADS, STAGES, matmul_warp_specialized
+from minllm.kernels.matmul.ladder.warp_specialized import CONSUMER_THREADS, STAGES, matmul_warp_specialized
 from minllm.sim.barrier_events import BarrierEvents, recording
 from minllm.tiles.warp import WARP
 

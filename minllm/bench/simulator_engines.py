@@ -16,9 +16,9 @@ import numpy as np
 from numba import cuda
 
 from minllm.bench.record import Row
-from minllm.kernels.attention.first_rungs import materialized
+from minllm.kernels.attention.ladder import materialized
 from minllm.kernels.matmul.gemv import gemv
-from minllm.kernels.matmul.tiled import tiled_kernel
+from minllm.kernels.matmul.ladder.tiled import tiled_kernel
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.sim import detecting, engines, simulate, using_engine
 

@@ -5,7 +5,7 @@ import numpy as np
 from minllm.catalogue.launch import WIDE, Launch, MachineCode, Moved, describes, each
 from minllm.catalogue.rows import BFLOAT16, DTYPES, longest_rows
 from minllm.kernels.all_reduce import VARIANTS
-from minllm.kernels.all_reduce.fused_norm import fused_norm as launch_fused_norm
+from minllm.kernels.all_reduce.ladder.fused_norm import fused_norm as launch_fused_norm
 from minllm.kernels.all_reduce.peers import MOST_RANKS, Peers, allocate, launch_together
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference

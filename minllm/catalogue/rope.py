@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, beside, describes, each
+from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, calls, describes, each, returns
 from minllm.catalogue.rows import BFLOAT16, DTYPES
-from minllm.kernels.rope.rotate import rope as launch_rope
-from minllm.kernels.rope.rotate import rope_table
+from minllm.kernels.rope.ladder.rope import rope as launch_rope
+from minllm.kernels.rope.reference import rope_reference, rope_table
 
 # Parts of heads, both layouts, far positions; a head of 7 that turns 6 components.
 SMALL = (
@@ -41,7 +41,8 @@ def rope(tokens, heads, head_dim, dtype, rotary_dim=None, interleaved=False, las
 
     return Launch(
         arrays,
-        **beside(launch_rope, "out", interleaved=interleaved),
+        calls(launch_rope, interleaved=interleaved),
+        returns(("out",), rope_reference, interleaved=interleaved),
         moved=dict(
             rope_vector_kernel=Moved(dict(x=size, out=size, cos_sin=-(-heads // 2) * angles), dict(cos_sin=angles)),
             rope_kernel=Moved(dict(x=size, out=size, cos_sin=heads * angles), dict(cos_sin=angles), operations=3 * tokens * heads * turned),

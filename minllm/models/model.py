@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from minllm.kernels.rope.rotate import rope_table
+from minllm.kernels.rope.reference import rope_table
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import read_model_config

@@ -10,14 +10,16 @@ import numpy as np
 
 from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
 from minllm.kernels.attention.common.workspace import make_workspace
-from minllm.kernels.attention.first_rungs import flash_attention_1
+from minllm.kernels.attention.ladder import flash_attention_1
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.embedding.lookup import embedding, embedding_reference
-from minllm.kernels.kv.append import append, append_reference
+from minllm.kernels.kv.ladder.append import append
+from minllm.kernels.kv.reference import append_reference
+from minllm.kernels.matmul.ladder.tiled import matmul_tiled
 from minllm.kernels.matmul.reference import matmul_reference
-from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.kernels.normalization.rms_norm import rms_norm, rms_norm_reference
-from minllm.kernels.rope.rotate import rope, rope_reference
+from minllm.kernels.rope.ladder.rope import rope
+from minllm.kernels.rope.reference import rope_reference
 from minllm.kernels.sampling.argmax import argmax, argmax_reference, parts_of
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from minllm.errors import UnsupportedModelError
-from minllm.kernels.rope.rotate import rope_table
+from minllm.kernels.rope.reference import rope_table
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.models.rope import inverse_frequencies

@@ -22,7 +22,6 @@ from minllm.kernels.matmul.quantized import (
     fp8_block,
     fp8_block_wgmma,
     int4,
-    int4_naive,
     int8,
     int8_groups,
     nf4,
@@ -124,7 +123,6 @@ INT8 = w8a8("int8", "int8", int8.int8_gemv, int8.widen_int8)
 FP8 = w8a8("fp8", "float8_e4m3fn", fp8.fp8_gemv, fp8.widen_fp8)
 INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.nf4_gemv, nf4.dequantize_nf4)
 INT4 = with_mixed_input(INT4, int4_gemm, gated_int4_gemm)
-INT4 = INT4._replace(variants={**INT4.variants, "int4_naive": int4_naive.int4_naive})
 NF4 = with_mixed_input(NF4, nf4_gemm, gated_nf4_gemm)
 INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
 INT8_GROUPS = with_mixed_input(INT8_GROUPS, int8_group_gemm, gated_int8_group_gemm)

@@ -11,8 +11,8 @@ from minllm.course.exercise_page import literal
 from minllm.course.layout import WIDTH, wrapped
 from minllm.course.quantity import parse_quantity
 from minllm.errors import LessonError
-from minllm.kernels.matmul import naive
 from minllm.kernels.matmul.gemv import sums as gemv_sums
+from minllm.kernels.matmul.ladder import naive
 from minllm.kernels.normalization import rms_norm
 from tests.course.quantities import QUANTITIES
 

@@ -6,15 +6,15 @@ from minllm.course.checks.doors import check_file
 from minllm.course.checks.own_functions import own_places
 from minllm.course.exercise_files import skeleton
 from minllm.course.exercises import EXERCISES, find
-from minllm.kernels.matmul import naive
+from minllm.kernels.matmul.ladder import naive
 
-MODULE, KERNEL = "minllm.kernels.matmul.naive", "matmul_naive_kernel"
+MODULE, KERNEL = "minllm.kernels.matmul.ladder.naive", "matmul_naive_kernel"
 # Lines at the end of a skeleton's file, which put the package's function in the place of the one that is asked for.
 ALIASES = {
     "an import of the name": f"from {MODULE} import {KERNEL}\n",
     "an import under another name": f"from {MODULE} import {KERNEL} as own\n{KERNEL} = own\n",
     "getattr": f"import {MODULE}\n{KERNEL} = getattr({MODULE}, 'matmul_' + 'naive_kernel')\n",
-    "importlib": f"import importlib\n{KERNEL} = importlib.import_module('minllm.kernels.matmul.' + 'naive').{KERNEL}\n",
+    "importlib": f"import importlib\n{KERNEL} = importlib.import_module('minllm.kernels.matmul.ladder.' + 'naive').{KERNEL}\n",
     "sys.modules": f"import sys\n{KERNEL} = sys.modules['{MODULE}'].{KERNEL}\n",
     "its dictionary": f"import {MODULE} as m\n{KERNEL} = vars(m)['{KERNEL}']\n",
 }
@@ -23,7 +23,7 @@ CALLS = {
     "its launcher": f"from {MODULE} import matmul_naive as own",
     "its launcher, by importlib": f"import importlib\nown = importlib.import_module('{MODULE}').matmul_naive",
     "its launcher, by the table": "from minllm.kernels.matmul import VARIANTS\nown = lambda *given: VARIANTS['naive'](*given)",
-    "another variant": "from minllm.kernels.matmul.tiled import matmul_tiled as own",
+    "another variant": "from minllm.kernels.matmul.ladder.tiled import matmul_tiled as own",
     "the reference": "from minllm.kernels.matmul.reference import matmul_reference\n"
     "def own(x, weight, out, bias=None, *rest, **options):\n    out[...] = matmul_reference(x, weight, bias, out.dtype)",
     "a module that is loaded again": f"import importlib, {MODULE} as m\nown = importlib.reload(m).matmul_naive",

@@ -19,16 +19,18 @@ PROBLEMS = {
     "minllm.kernels.activation.silu:silu_and_multiply": SMALL,
     "minllm.kernels.embedding.lookup:embedding": functools.partial(speed_problems.embedding, tokens=3, hidden=5),
     "minllm.kernels.normalization.rms_norm:rms_norm": functools.partial(speed_problems.rms_norm, tokens=2, hidden=16),
-    "minllm.kernels.rope.rotate:rope": functools.partial(speed_problems.rope, tokens=2, heads=2, head_dim=8),
-    "minllm.kernels.kv.append:append": functools.partial(speed_problems.append, tokens=16, row=3),
+    "minllm.kernels.rope.ladder.rope:rope": functools.partial(speed_problems.rope, tokens=2, heads=2, head_dim=8),
+    "minllm.kernels.kv.ladder.append:append": functools.partial(speed_problems.append, tokens=16, row=3),
     "minllm.kernels.sampling.argmax:argmax": functools.partial(speed_problems.argmax, rows=2, vocabulary=37),
-    "minllm.kernels.matmul.naive:matmul_naive": speed_problems.product(5),
-    "minllm.kernels.matmul.gemv.warp_per_row:matmul_warp_per_row": functools.partial(speed_problems.gemv, outputs=5, inputs=33),
-    "minllm.kernels.matmul.quantized.int4_naive:int4_naive": functools.partial(speed_problems.int4, outputs=5, inputs=64),
-    "minllm.kernels.matmul.tiled:matmul_tiled": lambda *args: replace(speed_problems.product(5)(*args), options=dict(tile=(8, 4, 2))),
-    "minllm.kernels.matmul.warp_specialized:matmul_warp_specialized": speed_problems.product(64),
-    "minllm.kernels.attention.first_rungs.materialized:attention": speed_problems.attention("materialized", 1, 3, 5, 2, 1, 16),
-    "minllm.kernels.attention.first_rungs.flash_attention_1:attention": speed_problems.attention("flash_attention_1", 1, 3, 5, 2, 1, 16),
+    "minllm.kernels.matmul.ladder.naive:matmul_naive": speed_problems.product(5),
+    "minllm.kernels.matmul.ladder.warp_per_row:matmul_warp_per_row": functools.partial(speed_problems.gemv, outputs=5, inputs=33),
+    "minllm.kernels.matmul.ladder.int4_naive:int4_naive": functools.partial(speed_problems.int4, outputs=5, inputs=64),
+    "minllm.kernels.matmul.ladder.tiled:matmul_tiled": lambda *args: replace(
+        speed_problems.product(5)(*args), options=dict(tile=(8, 4, 2))
+    ),
+    "minllm.kernels.matmul.ladder.warp_specialized:matmul_warp_specialized": speed_problems.product(64),
+    "minllm.kernels.attention.ladder.materialized:attention": speed_problems.attention("materialized", 1, 3, 5, 2, 1, 16),
+    "minllm.kernels.attention.ladder.flash_attention_1:attention": speed_problems.attention("flash_attention_1", 1, 3, 5, 2, 1, 16),
     "minllm.kernels.attention.split_kv.split_kv:attention": speed_problems.attention("split_kv", 2, 1, 5, 2, 1, 16),
 }
 
@@ -92,7 +94,7 @@ def test_work_is_what_the_docstrings_say():
     ops = CudaOps(simulated=True)
     sizes = {name: PROBLEMS[name](ops, Noise(length=999)).work for name in PROBLEMS}
     assert sizes[PLACE] == 3 * 2 * 5 * 2
-    assert sizes["minllm.kernels.kv.append:append"] == 4 * 16 * 3 * 2
-    assert sizes["minllm.kernels.matmul.naive:matmul_naive"] == 2 * 5**3
-    assert sizes["minllm.kernels.attention.first_rungs.materialized:attention"] == 4 * 2 * 16 * (3 + 4 + 5)
+    assert sizes["minllm.kernels.kv.ladder.append:append"] == 4 * 16 * 3 * 2
+    assert sizes["minllm.kernels.matmul.ladder.naive:matmul_naive"] == 2 * 5**3
+    assert sizes["minllm.kernels.attention.ladder.materialized:attention"] == 4 * 2 * 16 * (3 + 4 + 5)
     assert sizes["minllm.kernels.attention.split_kv.split_kv:attention"] == 2 * 2 * 16 * 1 * 16 * 2  # whole blocks

@@ -10,7 +10,7 @@ import pytest
 
 from minllm import LLM
 from minllm.errors import CheckpointError, InvalidOptionError, InvalidRequestError, OutOfMemoryError
-from minllm.kernels.rope.rotate import TABLE_ROWS, rope_table
+from minllm.kernels.rope.reference import TABLE_ROWS, rope_table
 from tests.engine.models import model_directory
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.workspace import make_workspace
+from minllm.kernels.attention.ladder import unified_maximum as split_unified_maximum
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
-from minllm.kernels.attention.split_tensor_core import unified_maximum as split_unified_maximum
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import (
     RAGGED_CASES,

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 
 from minllm.kernels.embedding.lookup import embedding
-from minllm.kernels.kv.append import append
 from minllm.kernels.kv.copy_blocks import copy_blocks, copy_blocks_of_layers
+from minllm.kernels.kv.ladder.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.qkv_rope_append_vector import MANY_TOKENS
-from minllm.kernels.rope.rotate import rope_table
+from minllm.kernels.rope.reference import rope_table
 from tests.kernels.guarded import bits, poisoned, random
 
 

@@ -13,7 +13,7 @@ from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.errors import OutOfMemoryError, VirtualMemoryError
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.workspace import make_workspace
-from minllm.kernels.kv.append import append
+from minllm.kernels.kv.ladder.append import append
 from minllm.runtime.kernel import kernel
 from tests.cache.test_virtual import MemoryShadow, VirtualTraffic
 from tests.engine.models import model_directory

@@ -5,7 +5,7 @@ import json
 import ml_dtypes
 import numpy as np
 
-from minllm.kernels.matmul.warp_specialized import matmul_warp_specialized
+from minllm.kernels.matmul.ladder.warp_specialized import matmul_warp_specialized
 from minllm.sim import tracing
 from tests.javascript.modules import JAVASCRIPTS, needs_javascript, run
 from tools import write_pipeline_run

@@ -1,19 +1,24 @@
 """The tables of variants: what they say is true, and one line in one of them is all that a new variant takes."""
 
 import importlib
+import itertools
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from minllm import catalogue
+from minllm.engine.options import FIXED_ORDER_VARIANTS
 from minllm.errors import KernelArgumentError
-from minllm.kernels import attention, matmul
-from minllm.kernels.attention.choice import choose
+from minllm.kernels import all_reduce, attention, matmul
+from minllm.kernels.all_reduce import choice as messages
+from minllm.kernels.attention.choice import choose, choose_quantized
 from minllm.kernels.attention.variants import QUANTIZED
+from minllm.kernels.matmul import choice as products
 from minllm.kernels.variants import Variant, Variants
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 
@@ -43,6 +48,27 @@ def test_every_variant_has_its_launcher_and_is_compiled(table, name):
         assert callable(launcher)
     stand_in = table.entry(name).stand_in
     assert not stand_in or table.entry(stand_in).reads == table.entry(name).reads
+
+
+def launched_by_engines():
+    """{stage: the names of the variants that engines choose}, and those that serve arguments of which there is one kind each."""
+    rows, dtypes = range(1, 600), ("float32", "bfloat16")
+    shapes = itertools.product(rows, ((6144, 4096), (7, 5)), dtypes, (None, "NVIDIA H200"), (False, True))
+    caches = [SimpleNamespace(format=SimpleNamespace(is_float=False), shape=(1, block_size)) for block_size in (5, 16)]
+    plain = {choose(number, dtype, capability) for number in rows for dtype in dtypes for capability in (None, (8, 0), HOPPER)}
+    return {
+        "matmul": {products.choose(m, n, k, dtype, gpu, hopper) for m, (n, k), dtype, gpu, hopper in shapes},
+        "attention": plain | {choose_quantized(number, cache) for number in (1, 2) for cache in caches}
+        | {"split_cluster", "flash_attention_2_float32", "residual_window", "tree", "soft_capped"},
+        "all_reduce": {messages.choose(ranks, 1 << power) for ranks in range(2, 9) for power in range(30)} - {None},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("table", [*TABLES, all_reduce.VARIANTS], ids=lambda table: table.stage)
+def test_a_ladder_holds_the_variants_that_no_engine_launches(table):
+    launched = launched_by_engines()[table.stage] | set(FIXED_ORDER_VARIANTS.values()) & set(table)
+    launched |= {table.entry(name).stand_in for name in launched} - {""}
+    assert {name for name in table if not table.entry(name).module.startswith(".ladder.")} == launched
 
 
 def test_a_kernel_that_is_listed_twice_is_compiled_for_all_targets():

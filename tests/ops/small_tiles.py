@@ -7,7 +7,7 @@ that it chooses.
 
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2, float32, quantized
 from minllm.kernels.attention.tree import tree
-from minllm.kernels.matmul import tiled, vectorized
+from minllm.kernels.matmul import vectorized
 from minllm.kernels.matmul.gemv import gemv, gemv_qkv
 from minllm.kernels.matmul.gemv.sums import GemvTiling
 
@@ -21,5 +21,4 @@ def use_small_tiles(monkeypatch):
     for module, name in ((gemv, "choose_tiling"), (gemv_qkv, "choose_qkv_tiling")):
         monkeypatch.setattr(module, name, lambda *_: GemvTiling(rows=4, warps=2, unroll=1, splits=2))
     monkeypatch.setattr(vectorized, "choose_tile", lambda *_: 16)
-    monkeypatch.setattr(tiled, "choose_tile", lambda *_: (8, 8, 2))
     monkeypatch.setattr(tree, "make_kernel", tree.make_kernel.__wrapped__)  # whose cache other tests share

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from minllm.kernels.attention.first_rungs import flash_attention_1
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
+from minllm.kernels.attention.ladder import flash_attention_1
+from minllm.kernels.matmul.ladder.tiled import matmul_tiled
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling, matmul_tensor_core
-from minllm.kernels.matmul.tiled import matmul_tiled
 from minllm.sim import detecting, tracing
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.guarded import BFLOAT16

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minllm.kernels.matmul.warp_specialized import STAGES, matmul_warp_specialized
+from minllm.kernels.matmul.ladder.warp_specialized import STAGES, matmul_warp_specialized
 from minllm.sim import tracing
 from minllm.sim.barrier_events import ARRIVE, COPY, DONE, LAND, PASS, USE, WAIT, recording
 from tests.ptx.cases_cluster import check_multicast

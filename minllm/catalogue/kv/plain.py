@@ -4,16 +4,16 @@ import numpy as np
 
 from minllm.catalogue.launch import Launch, Moved, both, calls, describes, in_place, returns
 from minllm.catalogue.rope import table
-from minllm.kernels.kv.append import append as launch_append
-from minllm.kernels.kv.append import append_reference
 from minllm.kernels.kv.compact_path import compact_path as launch_compact_path
 from minllm.kernels.kv.compact_path import compact_path_reference
 from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers, copy_blocks_reference
+from minllm.kernels.kv.ladder.append import append as launch_append
 from minllm.kernels.kv.layout import layer_of
 from minllm.kernels.kv.move_window import move_window as launch_move_window
 from minllm.kernels.kv.move_window import window_of_rows
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append as launch_qkv_rope_append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append_reference
+from minllm.kernels.kv.reference import append_reference
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 
 EPSILON = 1e-6

@@ -7,12 +7,12 @@ from minllm.catalogue.launch import Launch, Moved, both, describes, in_place
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16
 from minllm.kernels.attention.residual_window.reference import window_start
-from minllm.kernels.kv.append import append as launch_append
-from minllm.kernels.kv.append import append_reference
+from minllm.kernels.kv.ladder.append import append as launch_append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append as launch_qkv_rope_append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append_reference
 from minllm.kernels.kv.quantize_groups import quantize_groups as launch_quantize_groups
 from minllm.kernels.kv.quantize_groups import quantize_groups_reference
+from minllm.kernels.kv.reference import append_reference
 from minllm.kernels.quantization.cache import QuantizedCache, allocate
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.groups import TOKEN_GROUP

@@ -12,7 +12,7 @@ from minllm.kernels.matmul.flat import fused
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append as launch_gemv_qkv
 from minllm.kernels.matmul.reference import matmul_reference
-from minllm.kernels.rope.rotate import rope_reference
+from minllm.kernels.rope.reference import rope_reference
 
 
 def in_their_places(qkv, positions, slot_mapping, cos_sin, key_cache, value_cache):

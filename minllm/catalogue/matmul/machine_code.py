@@ -4,7 +4,7 @@ from minllm.catalogue.launch import HOPPER, TARGETS, MachineCode
 from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gated_of_deferred_norm, gemv_qkv_rope_append, linear_add
 from minllm.catalogue.matmul.products import gated_product, product
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
-from minllm.kernels.matmul import tensor_core, tiled, vectorized, warpgroup
+from minllm.kernels.matmul import tensor_core, vectorized
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.flat import fixed_order, fused
 from minllm.kernels.matmul.flat import tiles as flat_tiles
@@ -12,6 +12,7 @@ from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import choose_gated_tiling, choose_tiling
 from minllm.kernels.matmul.gemv.gemv_qkv import choose_qkv_tiling
+from minllm.kernels.matmul.ladder import tiled, warpgroup
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS
 
 BEFORE_HOPPER, FROM_HOPPER = TARGETS[:2], TARGETS[2:]
@@ -35,6 +36,8 @@ def compiled():
         for tile in vectorized.TILES:
             launch, contains = product("vectorized", 1, 8, 8, dtype, bias=True, tile=tile), ("LDG.E.128*", "LDS.128")
             yield MachineCode(f"matmul/vectorized/{tile}/{dtype}", launch, blocks=2, contains=contains)
+            by_element = product("vectorized", 1, 8, 7, dtype, bias=True, tile=tile)
+            yield MachineCode(f"matmul/vectorized_elements/{tile}/{dtype}", by_element, blocks=2, contains=("LDS.128",))
         yield from compiled_gemv(dtype)
     for dtype in HALF_DTYPES:
         yield from compiled_tensor_core(dtype)

@@ -6,10 +6,11 @@ import itertools
 from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gated_of_deferred_norm, linear_add
 from minllm.catalogue.matmul.products import gated_product, product
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
-from minllm.kernels.matmul import tensor_core, tiled
+from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import GemvTiling
+from minllm.kernels.matmul.ladder import tiled
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling
 from minllm.kernels.matmul.wgmma.tiling import TILINGS as WGMMA_TILINGS
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
@@ -18,7 +19,6 @@ HALVES = BFLOAT16, FLOAT16
 # Around tiles of 8, 16 and 32, vectors of 4 and 8, and a warp's 128 or 256 elements of K: one less, exact, one more, primes, and 1.
 FEW_ROWS = [(1, 1, 1), (1, 17, 8), (2, 16, 7), (3, 5, 264), (4, 9, 255), (7, 15, 16), (8, 13, 40), (8, 3, 520)]
 SHAPES = [*FEW_ROWS, (15, 16, 33), (16, 16, 16), (16, 17, 64), (17, 15, 47), (19, 37, 71), (31, 32, 24), (33, 18, 32)]
-VECTORIZED_SHAPES = [(17, 15, 47), *(shape for shape in SHAPES if shape[2] % 8 == 0)]  # the others go to tiled
 # Around tiles of 64 and 128 and steps of 64; K that is no multiple of 8 goes to tensor_core.
 WGMMA_SHAPES = [(1, 1, 8), (17, 15, 47), (64, 64, 64), (65, 72, 72), (63, 136, 136), (129, 65, 40), (200, 201, 192)]
 # Around tiles of 64 x 256 and steps of 64, with fewer and more steps than the ring has stages.
@@ -103,7 +103,7 @@ def odd():
     yield from spread("naive", SHAPES, DTYPES)
     yield from spread("warp_per_row", FEW_ROWS, DTYPES)
     yield from spread("tiled", SHAPES, DTYPES, dict(tile=(8, 8, 2)), dict(tile=(16, 4, 4)))
-    yield from spread("vectorized", VECTORIZED_SHAPES, DTYPES, dict(tile=16))
+    yield from spread("vectorized", SHAPES, DTYPES, dict(tile=16))
     yield from spread("vectorized", [(33, 47, 24)], DTYPES, dict(tile=32))
     yield from spread("wgmma", WGMMA_SHAPES, HALVES, *tilings(*SMALL_WGMMA_TILINGS))
     for rung in ("warpgroup", "warp_specialized"):

@@ -18,6 +18,7 @@ from minllm.catalogue.noise import WithoutContents
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.matmul.ladder.int4_naive import int4_naive
 from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int8, int8_groups, nf4
 from minllm.kernels.matmul.quantized import row_groups as row_groups_of_x
 from minllm.kernels.matmul.quantized import rows as rows_of_x
@@ -275,7 +276,8 @@ def quantized_product(
         if gated:
             kernels.gated(variant, x, weight, out.dtype)(x, weight, out, stream=ops.stream, **options)
         else:
-            kernels.variants[variant](x, weight, out, bias, stream=ops.stream, **options)
+            launcher = int4_naive if variant == "int4_naive" else kernels.variants[variant]
+            launcher(x, weight, out, bias, stream=ops.stream, **options)
 
     def reference(x, weight, out, bias=None, norm=None, small=None, **apart):
         total = sums_of(x, weight, norm, form, variant, dtype, small)

@@ -100,7 +100,7 @@ def projected(decode_stages, batch=1, itemsize=4, matrix_itemsize=None, bias=Fal
 
 def against_the_trace(decode_stages):
     """Check a stage's bytes, over all layers, against the bytes that a GEMM accesses in the simulator."""
-    from minllm.kernels.matmul.naive import matmul_naive
+    from minllm.kernels.matmul.ladder.naive import matmul_naive
     from minllm.sim import detecting, tracing
 
     shape = Shape()
@@ -121,8 +121,10 @@ def cached(kv_bytes_per_token, layers, kv_heads, heads, head_dim, itemsize):
     suspects = [
         ("query heads are not cached: grouped-query attention stores the KV heads only.", right * heads // kv_heads),
         ("keys and values: two of them.", right // 2),
-        ("hidden_size stands for all query heads; the cache holds the KV heads, each of head_dim numbers.",
-         2 * shape.hidden_size * layers * itemsize),
+        (
+            "hidden_size stands for all query heads; the cache holds the KV heads, each of head_dim numbers.",
+            2 * shape.hidden_size * layers * itemsize,
+        ),
         ("every layer has a cache of its own.", right // layers),
         ("these are numbers; each takes itemsize bytes.", right // itemsize),
     ]

@@ -67,7 +67,7 @@ def plain_rungs():
         ]
 
     advice = "the sum is not held in a float32 variable, or is computed for keys that the row does not see."
-    place = "minllm.kernels.attention.first_rungs.materialized:attention"
+    place = "minllm.kernels.attention.ladder.materialized:attention"
     fast = speed.rung(place, speed_problems.attention("materialized", 1, 512, 512), advice)
     return *ladder(dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(131,)), suspects), fast
 
@@ -88,7 +88,7 @@ def flash_rungs():
         return found
 
     sizes = dict(query_lens=(2,), context_lens=(4,)), dict(query_lens=(1,), context_lens=(TILE + 5,))
-    place = "minllm.kernels.attention.first_rungs.flash_attention_1:attention"
+    place = "minllm.kernels.attention.ladder.flash_attention_1:attention"
     problem = speed_problems.attention("flash_attention_1", 1, 512, 512)
     advice = "the lanes' numbers are combined more often than once for the maximum and once for the sum."
     return *ladder(*sizes, suspects, warps=1), speed.rung(place, problem, advice)
@@ -196,7 +196,7 @@ EXERCISES = (
         name="attention.scores",
         lesson=3,
         title="S = Q K^T, one thread per score",
-        module="minllm.kernels.attention.first_rungs.materialized",
+        module="minllm.kernels.attention.ladder.materialized",
         entry="attention",
         stage="attention",
         task="If this thread's key is one that the row sees (first <= key < stop): store in scores[token, head, key] the dot product of "
@@ -208,7 +208,7 @@ EXERCISES = (
         name="attention.weighted_values",
         lesson=3,
         title="out = P V, one thread per element of the head",
-        module="minllm.kernels.attention.first_rungs.materialized",
+        module="minllm.kernels.attention.ladder.materialized",
         entry="attention",
         stage="attention",
         task="Add up, over the keys from first to stop, the weight scores[token, head, key] times the key's value at kv_head and dim. "
@@ -241,7 +241,7 @@ EXERCISES = (
         name="attention.flash_attention_1",
         lesson=7,
         title="FlashAttention-1: fold a tile of keys into a row's state",
-        module="minllm.kernels.attention.first_rungs.flash_attention_1",
+        module="minllm.kernels.attention.ladder.flash_attention_1",
         entry="attention",
         stage="attention",
         task="From the row's old maximum and sum (row_max, row_sum) and this lane's score make: new_max over the old one and all "

@@ -9,8 +9,8 @@ from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
-from minllm.kernels.kv.append import BLOCK
-from minllm.kernels.rope.rotate import rope_table
+from minllm.kernels.kv.ladder.append import BLOCK
+from minllm.kernels.rope.reference import rope_table
 from minllm.sim import unwritten
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -120,7 +120,7 @@ EXERCISES = (
         name="rope.rotate",
         lesson=6,
         title="turn each pair of a head by its position's angle",
-        module="minllm.kernels.rope.rotate",
+        module="minllm.kernels.rope.ladder.rope",
         entry="rope",
         task="This lane turns the pairs pair, pair + WARP, ... below half: read cosine and sine of the position, read both "
         "components (at pair "
@@ -139,7 +139,7 @@ EXERCISES = (
             Rung("sizes around a warp", "more pairs than lanes, more heads than warps.", turn_sizes),
             Rung("part of a head", "what lies behind rotary_dim passes unchanged.", lambda rope: turn(rope, 2, 2, 10, rotary_dim=6)),
             Rung("bfloat16", "stored in 16 bits, turned in 32.", lambda rope: turn(rope, 2, 2, 8, dtype=BFLOAT16)),
-            speed.rung("minllm.kernels.rope.rotate:rope", speed_problems.rope,
+            speed.rung("minllm.kernels.rope.ladder.rope:rope", speed_problems.rope,
                        "neighbouring lanes do not take neighbouring pairs, or a pair's components are loaded more than once."),
         ),
     ),
@@ -147,7 +147,7 @@ EXERCISES = (
         name="kv.append",
         lesson=8,
         title="write new keys and values to their slots in the paged cache",
-        module="minllm.kernels.kv.append",
+        module="minllm.kernels.kv.ladder.append",
         entry="append",
         task="Find this block's token and its slot. A slot of -1 (or below 0) writes nothing. Else thread i copies elements i, i "
         "+ BLOCK, ... of the "
@@ -165,7 +165,7 @@ EXERCISES = (
                  lambda append: [appended(append, [2, 5], row=row) for row in (1, 127, 129, 259)]),
             Rung("bfloat16", "a copy, whatever the dtype.", lambda append: appended(append, [4, 1], dtype=BFLOAT16)),
             Rung("byte budget", "each element is read once and written once.", append_budget),
-            speed.rung("minllm.kernels.kv.append:append", speed_problems.append,
+            speed.rung("minllm.kernels.kv.ladder.append:append", speed_problems.append,
                        "neighbouring threads do not copy neighbouring elements, or all elements fall to few threads."),
         ),
     ),

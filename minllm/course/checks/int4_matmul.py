@@ -133,7 +133,7 @@ EXERCISES = (
         name="matmul.int4",
         lesson=18,
         title="a GEMV that unpacks 4-bit weights in registers",
-        module="minllm.kernels.matmul.quantized.int4_naive",
+        module="minllm.kernels.matmul.ladder.int4_naive",
         entry="int4_naive",
         stage="int4_matmul",
         most_rows=8,
@@ -158,7 +158,7 @@ EXERCISES = (
             Rung("bfloat16", "activations are 16 bits wide, and sums 32.",
                  lambda matmul: multiply(matmul, random_weight(2, 1024, group_size=128), dtype=BFLOAT16)),
             Rung("byte budget", "half a byte per weight is what the format is for.", budget),
-            speed.rung("minllm.kernels.matmul.quantized.int4_naive:int4_naive", speed_problems.int4,
+            speed.rung("minllm.kernels.matmul.ladder.int4_naive:int4_naive", speed_problems.int4,
                        "codes are read more than once, or a literal 0.0 made the sum a float64."),
         ),  # fmt: skip
     ),

@@ -73,7 +73,7 @@ class NoSecondImport:
 def own_places(exercise: Exercise) -> list[tuple[str, str]]:
     """(module, name) of the package's functions that a reader's file must not call."""
     asked = [(exercise.module, holder(exercise.source, exercise.name)), exercise.entry_place, tuple(exercise.launcher.split(":"))]
-    modules = [exercise.module, f"{exercise.module.rpartition('.')[0]}.reference"]
+    modules = [exercise.module, ".".join([*exercise.module.split(".")[:3], "reference"])]  # minllm.kernels.matmul.reference
     references = [(name, one) for name in modules for one in names_in(name) if one.endswith("_reference")]
     return list(dict.fromkeys([*asked, *references, *variants_beside(exercise)]))
 

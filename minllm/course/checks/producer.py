@@ -33,7 +33,7 @@ EXERCISES = (
         name="matmul.producer",
         lesson=5,
         title="the producer of a GEMM: it keeps a ring of tiles full",
-        module="minllm.kernels.matmul.warp_specialized",
+        module="minllm.kernels.matmul.ladder.warp_specialized",
         entry="matmul_warp_specialized",
         task="For each step: wait until a stage of the ring is empty (pipeline.producer_acquire(ring, state) returns it), say how many "
         "bytes will arrive (pipeline.producer_expect(stage, stage_bytes)), and start two loads, tma.load_2d(stage, offset, map, k, row): "
@@ -48,7 +48,7 @@ EXERCISES = (
             Rung("several steps", "step s loads columns s * depth and on.", lambda matmul: product(matmul, 3)),
             Rung("round the ring", "a stage is filled again only after the consumer has released it.", lambda matmul: product(matmul, 6)),
             Rung("two blocks", "each loads the rows of weight of its own tile.", lambda matmul: product(matmul, 1, tiles=2)),
-            speed.rung("minllm.kernels.matmul.warp_specialized:matmul_warp_specialized", speed_problems.product(2048),
+            speed.rung("minllm.kernels.matmul.ladder.warp_specialized:matmul_warp_specialized", speed_problems.product(2048),
                        "the producer waits for its loads, or for more than the stage that it fills."),
         ),
     ),

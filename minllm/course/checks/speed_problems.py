@@ -11,7 +11,7 @@ import numpy as np
 
 from minllm.course.checks.speed import Problem
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.rope.rotate import rope_table
+from minllm.kernels.rope.reference import rope_table
 from minllm.kernels.sampling.argmax import parts_of
 from minllm.weights.formats import WEIGHT_FORMATS
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from minllm.course.race.contest import Case, Contest, in_float64
 from minllm.kernels.attention.common.arguments import LOG2_E
-from minllm.kernels.attention.first_rungs.materialized import THREADS, softmax_kernel
+from minllm.kernels.attention.ladder.materialized import THREADS, softmax_kernel
 from minllm.runtime.kernel import launch
 
 MOST_ROWS = 65_535  # that the package's kernel takes: its grid counts rows along z

@@ -1,5 +1,7 @@
 """Attention over a paged KV cache: a ladder of kernels, from materialised scores to split-KV decoding.
 
+materialized, flash_attention_1 and split_unified_maximum, in ladder/, are for lessons: no engine launches them unless it is asked to.
+
     reference            NumPy: the equation; the CPU engine's attention, and the oracle of all kernels
     materialized         the first version one would write: scores in memory, softmax in place, times V; K stored transposed
     flash_attention_1    online softmax, outer loop over keys, state rescaled in memory

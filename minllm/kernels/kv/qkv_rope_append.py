@@ -25,13 +25,14 @@ from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.kv.append import append_reference
 from minllm.kernels.kv.layout import by_slot, check_caches
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized
 from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel, share_heads
+from minllm.kernels.kv.reference import append_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.quantization.cache import is_quantized
-from minllm.kernels.rope.rotate import check_cos_sin, rope_reference, vectors_of_half_a_head
+from minllm.kernels.rope.reference import rope_reference
+from minllm.kernels.rope.rotate import check_cos_sin, vectors_of_half_a_head
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP, warp_sum
 

@@ -20,9 +20,9 @@ from numba.cuda import libdevice
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.kv.append_quantized import check_aligned, check_by_token, check_quantized_caches, smooth
 from minllm.kernels.kv.layout import by_slot
-from minllm.kernels.kv.quantized_head import lanes_of, make_store_quantized
+from minllm.kernels.kv.quantized_arguments import check_aligned, check_by_token, check_quantized_caches
+from minllm.kernels.kv.quantized_head import lanes_of, make_store_quantized, smooth
 from minllm.kernels.quantization.lanes import EACH, make_load_each
 from minllm.kernels.vector import load_4_float32, vector_access
 from minllm.runtime.kernel import check, kernel, launch

@@ -22,7 +22,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.kv.append_quantized import check_aligned, check_quantized_caches
+from minllm.kernels.kv.quantized_arguments import check_aligned, check_quantized_caches
 from minllm.kernels.kv.quantized_head import lanes_of, make_store_quantized, rounded_code
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.kernels.quantization.lanes import EACH, make_load_each, pack_nibbles_of

@@ -14,6 +14,7 @@ import functools
 from numba import cuda, float32, int64, uint32
 
 from minllm.kernels.quantization.lanes import EACH, ROUNDING, make_extremes, pack_nibbles_of
+from minllm.kernels.vector import load_4_float32
 from minllm.ptx import float_as_uint, pack_e4m3x2, pack_e5m2x2, pack_f16x2, prmt, rcp_rn, store_32, store_64, unpack_f16x2
 
 
@@ -27,6 +28,18 @@ def rounded_code(value, zero, inverse, levels):
     """round((value - zero) * inverse), between 0 and `levels`, in the lowest byte."""
     code = min(max((value - zero) * inverse, float32(0)), levels)
     return float_as_uint(code + float32(ROUNDING))
+
+
+@cuda.jit(device=True)
+def smooth(smoothing, row, component, values):
+    """values = (values - smoothing[0]) * smoothing[1] for the components from `component` on of KV head `row`."""
+    means, factors = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
+    rows, row_length = smoothing.shape[1], smoothing.shape[2]
+    for k in range(0, EACH, 4):
+        load_4_float32(smoothing, row * row_length + component + k, means, k)
+        load_4_float32(smoothing, (rows + row) * row_length + component + k, factors, k)
+    for k in range(EACH):
+        values[k] = (values[k] - means[k]) * factors[k]
 
 
 @functools.cache

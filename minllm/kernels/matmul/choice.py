@@ -6,8 +6,8 @@
     many           wgmma on Hopper, else tensor_core                    vectorized
 
 The GPU's table in dataflow.py says how many rows are few, some or many. float32 never uses tensor cores, which would round its inputs to
-10 bits. warpgroup and warp_specialized, the rungs below wgmma, are never chosen. A launcher passes rows of x and weight that do not fit
-16-byte loads to its stand-in (variants.py).
+10 bits. The rungs in ladder/ are never chosen. flat and wgmma pass rows of x and weight that do not fit 16-byte loads to their stand-in
+(variants.py).
 """
 
 import numpy as np

@@ -10,14 +10,16 @@ from minllm.runtime.device import HOPPER
 
 VARIANTS = Variants(
     "minllm.kernels.matmul",
-    Variant("naive", ".naive", "matmul_naive"),
-    Variant("tiled", ".tiled", "matmul_tiled"),
-    Variant("vectorized", ".vectorized", "matmul_vectorized", stand_in="tiled"),
+    Variant("naive", ".ladder.naive", "matmul_naive"),
+    Variant("tiled", ".ladder.tiled", "matmul_tiled"),
+    Variant("vectorized", ".vectorized", "matmul_vectorized"),
     Variant("tensor_core", ".tensor_core", "matmul_tensor_core", dtypes=HALF),
-    Variant("warpgroup", ".warpgroup", "matmul_warpgroup", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
-    Variant("warp_specialized", ".warp_specialized", "matmul_warp_specialized", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
+    Variant("warpgroup", ".ladder.warpgroup", "matmul_warpgroup", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
+    Variant(
+        "warp_specialized", ".ladder.warp_specialized", "matmul_warp_specialized", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"
+    ),
     Variant("wgmma", ".wgmma.wgmma", "matmul_wgmma", dtypes=HALF, capability=HOPPER, stand_in="tensor_core"),
-    Variant("warp_per_row", ".gemv.warp_per_row", "matmul_warp_per_row", most_rows=MOST_ROWS_OF_GEMV),
+    Variant("warp_per_row", ".ladder.warp_per_row", "matmul_warp_per_row", most_rows=MOST_ROWS_OF_GEMV),
     Variant("gemv", ".gemv.gemv", "matmul_gemv", most_rows=MOST_ROWS_OF_GEMV),
     Variant("flat", ".flat.flat", "matmul_flat", most_rows=MOST_ROWS_OF_FLAT, dtypes=HALF, stand_in="tensor_core"),
     Variant("fixed_order", ".flat.fixed_order", "matmul_fixed_order", stand_in="tensor_core"),  # batch_invariant=True

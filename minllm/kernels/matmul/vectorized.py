@@ -18,8 +18,8 @@ Threads to data: 16 x 16 threads own 128 x 128 outputs (8 x 8 threads own 64 x 6
 4 ty + 3 and those half a tile further down, and the columns likewise from 4 tx on, so that the 128-bit loads of neighbouring threads
 are neighbours too.
 
-If rows do not begin on multiples of 16 bytes, the tiled GEMM takes over. Source: V. Volkov, "Better
-Performance at Lower Occupancy", GTC 2010; CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory".
+Rows that do not begin on multiples of 16 bytes are read element by element. Source: V. Volkov, "Better Performance at Lower
+Occupancy", GTC 2010; CUDA C++ Best Practices Guide, "Coalesced Access to Global Memory".
 """
 
 import functools
@@ -28,7 +28,6 @@ import numpy as np
 from numba import cuda, float32
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul import VARIANTS
 from minllm.kernels.matmul.arguments import check_arguments
 from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
 from minllm.ptx import load_float32
@@ -71,16 +70,39 @@ def make_copy(tile: int, dtype: str):
     return read_tile, lay_down, reads * vector
 
 
+def make_element_copy(tile: int):
+    """The same as make_copy, element by element, for rows that begin anywhere."""
+    threads = (tile // PER_THREAD) ** 2
+    reads = tile * TILE_K // threads
+
+    @cuda.jit(device=True)
+    def read_elements(values, source, first_row, first_k, thread):
+        """values = this thread's elements of source[first_row : +tile, first_k : +TILE_K], zeros beyond the edges."""
+        for read in range(reads):
+            element = thread + read * threads
+            row, k = first_row + element // TILE_K, first_k + element % TILE_K
+            values[read] = float32(source[row, k]) if row < source.shape[0] and k < source.shape[1] else float32(0.0)
+
+    @cuda.jit(device=True)
+    def lay_down_elements(shared, values, thread):
+        """Store the elements to shared [k, row]."""
+        for read in range(reads):
+            element = thread + read * threads
+            shared[element % TILE_K, element // TILE_K] = values[read]
+
+    return read_elements, lay_down_elements, reads
+
+
 @functools.cache
-def vectorized_kernel(tile: int, dtype: str):
+def vectorized_kernel(tile: int, dtype: str, whole_vectors: bool = True):
     """The kernel for `tile` x `tile` outputs per block.
 
-    x and weight are of `dtype`, with rows that begin on multiples of 16 bytes.
+    x and weight are of `dtype`; whole_vectors: their rows begin on multiples of 16 bytes.
     """
     across, half_tile = tile // PER_THREAD, tile // 2
     threads = across * across
     pitch = tile + WIDTH  # words per row of a tile in shared memory: a multiple of 16 bytes, and the next row begins in other banks
-    read_tile, lay_down, elements = make_copy(tile, dtype)
+    read_tile, lay_down, elements = make_copy(tile, dtype) if whole_vectors else make_element_copy(tile)
 
     @cuda.jit(device=True)
     def load_eight(values, shared, k, first):
@@ -160,8 +182,5 @@ def matmul_vectorized(x, weight, out, bias=None, stream=None, tile: int | None =
     check(tile in ALLOWED_TILES, f"a tile of {tile} x {tile} outputs: it has to be one of {', '.join(map(str, ALLOWED_TILES))}")
     if m == 0 or n == 0:
         return
-    if not vectors_per_row(k, x, weight):
-        VARIANTS.stand_in("vectorized")(x, weight, out, bias, stream)
-        return
-    grid = (ceil_div(n, tile), ceil_div(m, tile))
-    launch(vectorized_kernel(tile, x.dtype.name), grid, (tile // PER_THREAD) ** 2, (x, weight, bias, out), stream=stream)
+    grid, chosen = (ceil_div(n, tile), ceil_div(m, tile)), vectorized_kernel(tile, x.dtype.name, vectors_per_row(k, x, weight) > 0)
+    launch(chosen, grid, (tile // PER_THREAD) ** 2, (x, weight, bias, out), stream=stream)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.all_reduce import VARIANTS
-from minllm.kernels.all_reduce.fused_norm import fused_norm
+from minllm.kernels.all_reduce.ladder.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference

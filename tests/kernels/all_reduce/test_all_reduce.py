@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from minllm.errors import DeviceError, KernelArgumentError, SimulationError
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import LIMITS, choose
-from minllm.kernels.all_reduce.fused_norm import fused_norm
+from minllm.kernels.all_reduce.ladder.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import allocate, check_fault, launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.kernels.normalization import row
@@ -93,7 +93,7 @@ def test_the_norm_is_fused(dtype):
 
 def test_the_norm_of_rows_with_several_vectors_per_thread_and_of_more_tokens_than_blocks(monkeypatch):
     monkeypatch.setattr(row, "THREADS", 32)
-    monkeypatch.setattr("minllm.kernels.all_reduce.fused_norm.BLOCKS", 2)
+    monkeypatch.setattr("minllm.kernels.all_reduce.ladder.fused_norm.BLOCKS", 2)
     check_fused_norm(5, 512, BFLOAT16, SimulatedRanks(2, 2**14))
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
+from minllm.kernels.attention.ladder import unified_maximum as split_unified_maximum
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
-from minllm.kernels.attention.split_tensor_core import unified_maximum as split_unified_maximum
 from tests.kernels.attention.case_lists import BFLOAT16, FLOAT16, RAGGED_CASES, SPLIT_SHAPES
 from tests.kernels.attention.cases import AttentionCase, check_output, make_arrays, run_variant
 

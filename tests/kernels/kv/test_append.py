@@ -6,7 +6,7 @@ import pytest
 from minllm.catalogue import kv
 from minllm.errors import KernelArgumentError, SimulationError
 from minllm.kernels.kv import qkv_rope_append_vector
-from minllm.kernels.kv.append import append
+from minllm.kernels.kv.ladder.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.qkv_rope_append_vector import MANY_TOKENS, THREADS, share_heads
 from tests.kernels.launches import check

@@ -8,7 +8,7 @@ import pytest
 from minllm.catalogue.kv.quantized import append_quantized, quantized_caches
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
-from minllm.kernels.kv.append import append
+from minllm.kernels.kv.ladder.append import append
 from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.quantization.formats import kv_format
 

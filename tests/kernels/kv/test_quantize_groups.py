@@ -8,7 +8,7 @@ import pytest
 from minllm.catalogue.kv import quantized
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.errors import KernelArgumentError
-from minllm.kernels.kv.append import append
+from minllm.kernels.kv.ladder.append import append
 from minllm.kernels.kv.quantize_groups import quantize_groups, quantize_groups_reference
 from minllm.kernels.quantization.cache import allocate
 from minllm.kernels.quantization.formats import kv_format

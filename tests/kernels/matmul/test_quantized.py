@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.matmul.quantized import int4, int4_naive, int8, int8_groups, nf4
+from minllm.kernels.matmul.ladder import int4_naive
+from minllm.kernels.matmul.quantized import int4, int8, int8_groups, nf4
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.models.config_reader import read_model_config
 from minllm.models.decoder import forward

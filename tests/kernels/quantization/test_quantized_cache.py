@@ -6,7 +6,7 @@ import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.reference import attention_reference, gather_context
-from minllm.kernels.kv.append import append_reference
+from minllm.kernels.kv.reference import append_reference
 from minllm.kernels.quantization.cache import allocate, check_same_format
 from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
 from minllm.kernels.quantization.reference import dequantize_by_channel, dequantize_reference, quantize_by_channel, quantize_reference

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
-from minllm.kernels.rope.rotate import rope, rope_reference, rope_table
+from minllm.kernels.rope.ladder.rope import rope
+from minllm.kernels.rope.reference import rope_reference, rope_table
 from tests.kernels.guarded import DTYPES, random
 from tests.kernels.rope.oracles import frequencies
 

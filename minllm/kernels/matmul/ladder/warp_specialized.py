@@ -28,7 +28,7 @@ import functools
 
 from numba import cuda, float32, int32, uint8
 
-from minllm.kernels.matmul.warpgroup import STAGE_BYTES, WEIGHT, X, launch_tiles, make_sums
+from minllm.kernels.matmul.ladder.warpgroup import STAGE_BYTES, WEIGHT, X, launch_tiles, make_sums
 from minllm.runtime.kernel import kernel
 from minllm.tiles import tma, warpgroup
 from minllm.tiles.pipeline import make_pipeline

@@ -11,11 +11,10 @@ gaps between tokens (layout.py).
 Source: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.
 """
 
-import numpy as np
 from numba import cuda
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
-from minllm.kernels.kv.append_quantized import append_quantized
+from minllm.kernels.kv.ladder.append_quantized import append_quantized
 from minllm.kernels.kv.layout import check_caches
 from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.vector import vectors_per_row
@@ -23,21 +22,6 @@ from minllm.ptx import load_128, store_128, token_stride
 from minllm.runtime.kernel import kernel, launch
 
 BLOCK = 128
-
-
-def append_reference(key, value, key_cache, value_cache, slot_mapping):
-    """Write key and value [T, kv_heads, head_dim] into the caches, in place; a slot of -1 writes nothing.
-
-    key_cache, value_cache: [num_blocks, block_size, kv_heads, head_dim], or QuantizedCaches; slot_mapping: [T],
-    block * block_size + offset.
-    """
-    written = slot_mapping >= 0
-    slots = slot_mapping[written]
-    for new, cache in ((key[written], key_cache), (value[written], value_cache)):
-        if is_quantized(cache):
-            cache.put(slots, new)
-        else:
-            cache[np.divmod(slots, cache.shape[1])] = new
 
 
 @kernel
