@@ -1,10 +1,15 @@
 """A module of minllm imports only from its own floor and from floors below it, there is no import cycle, and engines import no ladder/.
 
-Imports inside functions count as those at the top of a module do. Imports under `if TYPE_CHECKING:` do not count, because they never run.
-The `__init__` of a package, which Python runs before any module in it, does not count either.
+Imports inside functions count as those at the top of a module do, and so do modules that importlib.import_module or a table of variants
+finds by name (VARIANTS["tree"], VARIANTS.stand_in("wgmma")); f"{__package__}.{name}" counts as every module of the package.
+Imports under `if TYPE_CHECKING:` do not count, because they never run. The `__init__` of a package, which Python runs before any module in
+it, does not count either.
 """
 
 import ast
+import fnmatch
+import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -51,11 +56,35 @@ def imported_names(statement, package):
     return [origin + "." + alias.name for alias in statement.names]
 
 
+def looked_up(tree, package):
+    """The names of the modules that calls of import_module and tables of variants look up; "*" stands for what run time alone knows."""
+    tables = {
+        alias.asname or alias.name: importlib.import_module(statement.module).VARIANTS
+        for statement in statements(tree) if isinstance(statement, ast.ImportFrom) for alias in statement.names if alias.name == "VARIANTS"
+    }  # fmt: skip
+    for node in ast.walk(tree):
+        call = isinstance(node, ast.Call) and node.args
+        if not call and not isinstance(node, ast.Subscript):
+            continue
+        looks, argument = (node.func, node.args[0]) if call else (node.value, node.slice)
+        name, method = (looks.value, looks.attr) if isinstance(looks, ast.Attribute) else (looks, "")
+        name = name.id if isinstance(name, ast.Name) else ""
+        if "import_module" in (name, method):
+            text = ast.unparse(argument).removeprefix("f").strip("'\"")  # of f"{__package__}.{name}" or "minllm.errors"
+            if "{" not in text.removeprefix("{__package__}") or text.startswith("{__package__}"):  # else a registry of others' modules
+                yield re.sub("{.*}", "*", text.replace("{__package__}", package))
+        elif name in tables and method in ("", "stand_in", "module") and isinstance(argument, ast.Constant):
+            found = tables[name].entry(argument.value)
+            found = tables[name].entry(found.stand_in) if method == "stand_in" else found
+            yield importlib.util.resolve_name(found.module, tables[name].package)
+
+
 def imports(name, path, known):
     """The modules of minllm that a module imports; a public name of `minllm` counts as the module that defines it."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    found = set()
-    for statement in statements(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = {one for pattern in looked_up(tree, package) for one in fnmatch.filter(known, pattern)}
+    for statement in statements(tree):
         for full in imported_names(statement, package):
             origin, _, last = full.rpartition(".")
             if origin == "minllm" and last in minllm._HOMES:
@@ -141,3 +170,8 @@ def test_cycles_and_imports_are_found(graph):
     names = [name for statement in statements(ast.parse(source)) for name in imported_names(statement, "x")]
     assert names == ["x.y", "x.p.q", "x.r"]
     assert "minllm.engine.llm" in graph["minllm.cli.generation_options"]
+    source = """import_module("minllm.errors"), import_module(f"{__package__}.{name}"), import_module(f"x.{name}")
+from minllm.kernels.attention import VARIANTS as OURS
+OURS["tree"], OURS.stand_in("split_tensor_core"), OURS[name], VARIANTS["tree"]"""
+    found = (f"minllm.kernels.attention.{name}" for name in ("tree.tree", "split_kv.split_kv"))
+    assert set(looked_up(ast.parse(source), "a")) == {"minllm.errors", "a.*", *found}

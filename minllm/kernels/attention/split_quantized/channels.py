@@ -21,8 +21,8 @@ from numba import cuda, float32, int64, uint32
 
 from minllm.kernels.attention.split_quantized import floats
 from minllm.kernels.attention.split_quantized.codes import lanes_of
-from minllm.kernels.attention.split_quantized.integers import nibbles, operands_of
 from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_scale_places
+from minllm.kernels.attention.split_quantized.operands import nibbles, operands_of
 from minllm.kernels.attention.split_quantized.products import LOWER_HALVES, UPPER_HALVES
 from minllm.ptx import fma_f16x2, ldmatrix_x2, mma_m16n8k16_f16, prmt
 
@@ -41,7 +41,7 @@ def key_operands(a, words, part):
 def make_scores(layout, heads_here):
     """score_tile(scores, operands, ring): scores [8-key rows, a lane's heads] = K q^T."""
     kv_format, lanes, chunks = layout.kv_format, lanes_of(layout.kv_format, heads_here), layout.chunks
-    steps, operands_of_format = kv_format.head_dim // 16, operands_of(kv_format.name)
+    steps, operands_of_format = kv_format.head_dim // 16, operands_of(kv_format)
     columns, halves, key_tiles = lanes.columns, lanes.halves, layout.keys // 16
     chunk_at, tile_bytes, (_, scale_word_of) = make_chunk_at(layout), 16 * layout.row_bytes, make_scale_places(layout)
     chain_words, zero_count = 4 * key_tiles * columns, 4 * columns  # sums of even or of odd steps; zero sums of both

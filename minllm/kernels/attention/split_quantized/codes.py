@@ -18,14 +18,8 @@ The accumulator of mma gives a lane two neighbouring columns of a row: columns 2
 The two columns of one head can differ: by the halves of an integer query, or by the groups of their weights' scales (products.py).
 """
 
-import functools
-import importlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-from numba import cuda, int32, uint32
-
-from minllm.ptx import prmt
 
 DENORMAL = 2.0**-24  # value of a denormal float16's lowest bit
 EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # float32: the bits of 2**e are TWO_EXPONENTS minus the bits of 2**-e
@@ -81,34 +75,3 @@ class QueryOperands(NamedTuple):
     loaded: Any  # uint32: the queries of the next head of the line, as in memory
     units: Any  # float32 [a lane's heads]: factors on the scores
     sums: Any  # float32 [groups, a lane's heads]: for integers, sum(q) in the same units
-
-
-def arithmetic_of(kv_format):
-    """The module that multiplies the keys of a format; the others are not imported. Each has operands_of(name), query_counts(kv_format,
-    heads_here), make_query(kv_format, dtype, heads_here, head_tiles) and make_scores(layout, heads_here)."""
-    name = "channels" if kv_format.keys_by_channel else "floats" if kv_format.is_float else "integers"
-    return importlib.import_module(f"{__package__}.{name}")
-
-
-def operands_of(kv_format):
-    """The CodeOperands of a format."""
-    return arithmetic_of(kv_format).operands_of(kv_format.name)
-
-
-@functools.cache
-def make_byte_halves(even_pair, odd_pair):
-    """value_operands for bytes that prmt converts to float16; even_pair, odd_pair: its selectors for bytes 0 and 2, 1 and 3."""
-
-    @cuda.jit(device=True)
-    def value_operands(a, words, at, part):
-        for half in range(2):
-            a[2 * half] = prmt(words[at + half], uint32(0), uint32(even_pair))
-            a[2 * half + 1] = prmt(words[at + half], uint32(0), uint32(odd_pair))
-
-    return value_operands
-
-
-@cuda.jit(device=True)
-def value_channel_of_bytes(step, half, lane):
-    """A 16-bit element is two channels: the even ones become rows 0 to 7, the odd ones rows 8 to 15."""
-    return int32(16 * step + 2 * (lane // 4) + half)

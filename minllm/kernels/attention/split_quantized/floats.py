@@ -1,7 +1,7 @@
 """Keys that are 8-bit floats, multiplied as float16: fp8_e4m3 and fp8_e5m2.
 
-cvt.rn.f16x2.e4m3x2 converts e4m3; e5m2 is the upper half of a float16, so prmt puts a byte of zeros below it. key_operands has the
-arguments of value_operands, and query_channel(step, half, lane) is the first of the two channels in word `half` of B.
+operands.py converts them. key_operands has the arguments of value_operands, and query_channel(step, half, lane) is the first of the two
+channels in word `half` of B.
 
 A query is divided by a power of two that brings it into float16's range; scores are multiplied by it afterwards, and by the scale of the KV
 head.
@@ -11,67 +11,24 @@ import functools
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.split_quantized import codes
-from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, CodeOperands, lanes_of
+from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, lanes_of
 from minllm.kernels.attention.split_quantized.layout import make_chunk_at
+from minllm.kernels.attention.split_quantized.operands import operands_of
 from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.ptx import (
-    e4m3x2_to_f16x2,
     float_as_uint,
     ldmatrix_x2,
     ldmatrix_x4,
     load_32,
     mma_m16n8k16_f16,
     pack_f16x2,
-    prmt,
     uint_as_float,
     unpack_bf16x2,
     unpack_f16x2,
 )
 from minllm.tiles.warp import ALL_LANES, maximum_of_row
 
-SWAP_MIDDLE = 0x3120  # prmt: bytes 0, 2, 1, 3
 SMALLEST, LARGEST = 0x1F800000, 0x5F800000  # bits of 2**-64 and 2**64, to which the power of two is clamped
-
-
-@cuda.jit(device=True)
-def e5m2_key_operands(a, words, at, part):
-    """e5m2 to float16: a byte of zeros below each byte, two neighbouring channels per word."""
-    for row in range(2):
-        a[row] = prmt(words[at + row], uint32(0), uint32(0x1404))
-        a[2 + row] = prmt(words[at + row], uint32(0), uint32(0x3424))
-
-
-@cuda.jit(device=True)
-def e4m3_key_operands(a, words, at, part):
-    """e4m3 to float16: two neighbouring channels per conversion."""
-    for row in range(2):
-        a[row] = e4m3x2_to_f16x2(words[at + row])
-        a[2 + row] = e4m3x2_to_f16x2(words[at + row] >> uint32(16))
-
-
-@cuda.jit(device=True)
-def e4m3_value_operands(a, words, at, part):
-    """e4m3 to float16: the bytes of one channel are made neighbours first."""
-    for half in range(2):
-        word = prmt(words[at + half], uint32(0), uint32(SWAP_MIDDLE))
-        a[2 * half] = e4m3x2_to_f16x2(word)
-        a[2 * half + 1] = e4m3x2_to_f16x2(word >> uint32(16))
-
-
-@cuda.jit(device=True)
-def query_channel_of_floats(step, half, lane):
-    """Lane t of a row has channels 4t to 4t + 3 of a step, in the two words of B."""
-    return int32(16 * step + 4 * (lane % 4) + 2 * half)
-
-
-def operands_of(name):
-    """The CodeOperands of fp8_e4m3 or fp8_e5m2."""
-    if name == "fp8_e5m2":
-        key_operands, value_operands = e5m2_key_operands, codes.make_byte_halves(0x2404, 0x3414)
-    else:
-        key_operands, value_operands = e4m3_key_operands, e4m3_value_operands
-    return CodeOperands(1, 1.0, 1.0, key_operands, value_operands, query_channel_of_floats, codes.value_channel_of_bytes)
 
 
 @cuda.jit(device=True)
@@ -93,7 +50,7 @@ def make_query(kv_format, dtype, heads_here, head_tiles):
     """(load_query, prepare) of walk.Products, for a block of `heads_here` query heads of 16-bit `dtype`."""
     head_dim, lanes = kv_format.head_dim, lanes_of(kv_format, heads_here)
     steps, columns, halves, unit_count = head_dim // 16, lanes.columns, lanes.halves, lanes.heads
-    query_channel, floats = codes.operands_of(kv_format).query_channel, kv_format.is_float
+    query_channel, floats = operands_of(kv_format).query_channel, kv_format.is_float
     unpack = unpack_bf16x2 if dtype == "bfloat16" else unpack_f16x2
 
     @cuda.jit(device=True)
@@ -136,7 +93,7 @@ def make_query(kv_format, dtype, heads_here, head_tiles):
 def make_scores(layout, heads_here):
     """score_tile(scores, operands, ring): scores [8-key rows, a lane's heads] = K q^T, in units."""
     kv_format, lanes = layout.kv_format, lanes_of(layout.kv_format, heads_here)
-    key_operands, steps = operands_of(kv_format.name).key_operands, kv_format.head_dim // 16
+    key_operands, steps = operands_of(kv_format).key_operands, kv_format.head_dim // 16
     columns, halves, key_tiles = lanes.columns, lanes.halves, layout.keys // 16
     chunk_at, tile_bytes = make_chunk_at(layout), 16 * layout.row_bytes
     chain_words = 4 * key_tiles * columns

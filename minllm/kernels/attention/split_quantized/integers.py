@@ -8,28 +8,18 @@ chosen so that the largest becomes LARGEST_INTEGER, rounded, and split into an u
 which are two neighbouring columns of one mma, in the same lane. So the dot product of bytes is exact, and a query keeps nearly 16 bits
 relative to its largest component, whereas bfloat16 has 8 bits of each. Scales and zeros of a group are applied to its sum (products.py).
 
-Codes as operands: words of int8 are operands as they are; of int4, one AND extracts four nibbles, the upper ones after a shift. As float16
-values, prmt puts each byte of int8 below a byte of zeros; of int4, one AND extracts two nibbles that lie 16 bits apart, and those of the
-upper half of a byte are 16 times as large.
-
-key_operands(a, words, part, parts) makes the four words of A for an mma over 32 channels, the `part`-th of the `parts` for two chunks, from
-their four words. Word i of B for a head has four channels: two from query_channel(i, 0, lane) on and two from query_channel(i, 1, lane) on,
-in byte_order.
+operands.py decodes: key_operands(a, words, part, parts) makes the four words of A for an mma over 32 channels, the `part`-th of the `parts`
+for two chunks, from their four words. Word i of B for a head has four channels: two from query_channel(i, 0, lane) on and two from
+query_channel(i, 1, lane) on, in byte_order.
 """
 
 import functools
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.split_quantized.codes import (
-    DENORMAL,
-    IN_TURN,
-    CodeOperands,
-    lanes_of,
-    make_byte_halves,
-    value_channel_of_bytes,
-)
+from minllm.kernels.attention.split_quantized.codes import lanes_of
 from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_scale_places
+from minllm.kernels.attention.split_quantized.operands import operands_of
 from minllm.ptx import (
     float_as_uint,
     ldmatrix_x2,
@@ -43,70 +33,10 @@ from minllm.ptx import (
 )
 from minllm.tiles.warp import ALL_LANES, maximum_of_row, sum_of_row
 
-NIBBLES, UPPER_NIBBLES = 0x000F000F, 0x00F000F0
-FOUR_NIBBLES = 0x0F0F0F0F
 LARGEST_INTEGER = 32000.0  # fits two signed bytes; 256 * 255 times it, the largest dot product of a head, fits int32
 LEAST, MOST = 2.0**-64, 2.0**64  # the largest component is clamped to this range
 INTEGER = 1.5 * 2.0**23  # adding it to a float32 leaves the number, rounded to an integer, in the lowest bits
 UPPER_BYTES, LOWER_BYTES = 0x51, 0x40  # prmt: bytes 1, or bytes 0, of two words
-
-
-@cuda.jit(device=True)
-def byte_key_operands(a, words, part, parts):
-    """Two chunks in one mma; or, if they belong to different groups, one chunk and zeros."""
-    for i in range(4):
-        a[i] = words[i] if parts == 1 or i // 2 == part else uint32(0)
-
-
-@cuda.jit(device=True)
-def query_channel_of_bytes(word, half, lane):
-    """One word of B per chunk: lane t of a row has bytes 4t to 4t + 3."""
-    return int32(16 * word + 4 * (lane % 4) + 2 * half)
-
-
-@cuda.jit(device=True)
-def nibbles(word, part):
-    """Two nibbles as float16: the lower ones of bytes 0 and 2, or the upper ones, which are 16 times as large."""
-    return uint32(word & uint32(UPPER_NIBBLES if part else NIBBLES))
-
-
-@cuda.jit(device=True)
-def nibble_key_operands(a, words, part, parts):
-    """The lower nibbles of four bytes of each word, then the upper ones."""
-    for row in range(2):
-        a[row] = uint32(words[2 * part + row] & uint32(FOUR_NIBBLES))
-        a[2 + row] = uint32((words[2 * part + row] >> uint32(4)) & uint32(FOUR_NIBBLES))
-
-
-@cuda.jit(device=True)
-def nibble_value_operands(a, words, at, part):
-    """Nibbles 16 bits apart, of two keys: those of the first and third byte, then those of the second and fourth."""
-    for half in range(2):
-        a[2 * half] = nibbles(words[at + half], part)
-        a[2 * half + 1] = nibbles(words[at + half] >> uint32(8), part)
-
-
-@cuda.jit(device=True)
-def query_channel_of_nibbles(word, half, lane):
-    """Two words of B per chunk. Lane t of a row has the eight channels from 8t on, in the order of quantization/reference.py: lower nibbles
-    are channels 0, 4, 1 and 5 of these, upper nibbles 2, 6, 3 and 7."""
-    return int32(32 * (word // 2) + 8 * (lane % 4) + 2 * (word % 2) + 4 * half)
-
-
-@cuda.jit(device=True)
-def value_channel_of_nibbles(step, half, lane):
-    """A 16-bit element is four channels, every second of eight: nibbles 0 and 2 are rows of an even step, 1 and 3 of an odd step."""
-    row = lane // 4
-    return int32(32 * (step // 2) + 8 * (row // 2) + row % 2 + 4 * half + 2 * (step % 2))
-
-
-def operands_of(name):
-    """The CodeOperands of int8 or of a 4-bit integer format."""
-    if name == "int8":
-        values = make_byte_halves(0x4240, 0x4341)
-        return CodeOperands(1, DENORMAL, 1.0, byte_key_operands, values, query_channel_of_bytes, value_channel_of_bytes)
-    channels = (query_channel_of_nibbles, value_channel_of_nibbles)
-    return CodeOperands(2, DENORMAL, 16.0, nibble_key_operands, nibble_value_operands, *channels, IN_TURN)
 
 
 def query_counts(kv_format, heads_here):
@@ -119,7 +49,7 @@ def query_counts(kv_format, heads_here):
 def make_query(kv_format, dtype, heads_here, head_tiles):
     """(load_query, prepare) of walk.Products, for a block of `heads_here` query heads of 16-bit `dtype`."""
     head_dim, groups, lane_heads = kv_format.head_dim, kv_format.groups, lanes_of(kv_format, heads_here).heads
-    operands = operands_of(kv_format.name)
+    operands = operands_of(kv_format)
     query_channel, byte_order = operands.query_channel, operands.byte_order
     unpack = unpack_bf16x2 if dtype == "bfloat16" else unpack_f16x2
     words = head_dim // 16
@@ -180,7 +110,7 @@ def make_query(kv_format, dtype, heads_here, head_tiles):
 def make_scores(layout, heads_here):
     """score_tile(scores, operands, ring): scores [8-key rows, a lane's heads] = K q^T, in units."""
     kv_format, chunks, key_tiles, tile_bytes = layout.kv_format, layout.chunks, layout.keys // 16, 16 * layout.row_bytes
-    groups, heads, operands_of_format = kv_format.groups, lanes_of(kv_format, heads_here).heads, operands_of(kv_format.name)
+    groups, heads, operands_of_format = kv_format.groups, lanes_of(kv_format, heads_here).heads, operands_of(kv_format)
     key_operands, chunk_words = operands_of_format.key_operands, operands_of_format.steps  # words of B per chunk of 16 bytes
     chunk_at, (_, scale_word_of) = make_chunk_at(layout), make_scale_places(layout)
     group_chunks, pitch = chunks // groups, -(-kv_format.head_dim // 32) * 2

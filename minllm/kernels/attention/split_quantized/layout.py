@@ -8,7 +8,6 @@ number of 16-byte chunks, so that the eight rows of an ldmatrix tile lie in diff
 """
 
 import functools
-import importlib
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -126,9 +125,3 @@ def map_of(codes, keys):
     lines = codes.reshape(-1, LINE_BYTES)
     box_bytes = run_of(codes.shape[2], keys) * codes.shape[3]
     return tensor_map(lines, (box_bytes // LINE_BYTES, LINE_BYTES), swizzle=LINE_BYTES, promotion=LINE_BYTES)
-
-
-def make_source(layout, block_size, head_tiles, warps, plan):
-    """The Source (walk.py) of a CodeLayout; imports only the module that is used. head_tiles: heads of the line per KV head."""
-    name = "tma_ring" if layout.tma else "cp_async_ring"
-    return importlib.import_module(f"{__package__}.{name}").make_source(layout, block_size, head_tiles, warps, plan)

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
-from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, lanes_of, operands_of
+from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, lanes_of
 from minllm.kernels.attention.split_quantized.layout import make_scale_places
+from minllm.kernels.attention.split_quantized.operands import operands_of
 from minllm.kernels.attention.split_tensor_core.walk import Softmax
 from minllm.ptx import ex2, float_as_uint, max_f16x2, pack_f16x2, uint_as_float, unpack_f16x2
 from minllm.tiles.warp import ALL_LANES, maximum_over_rows, sum_over_rows

@@ -3,9 +3,10 @@
 The frame is that of split_tensor_core.py: walk, plan and merge_parts. Tiles and the operations on them differ, one idea per file:
 
     layout      codes and scales are copied unchanged, by cp_async_ring.py, or by tma_ring.py, which needs a producer warp
-    codes       words of codes become operands, with one instruction per two numbers or none; which heads and groups a lane holds
+    codes       which heads, groups and channels a lane holds
+    operands    words of codes become operands, with one instruction per two numbers or none
     products    matmuls of codes; scales and zeros are applied to scores and weights: no K or V is dequantised, not even in a register
-    integers, floats, channels   queries and scores, one file per kind of keys; only that of the cache's format is imported
+    integers, floats, channels   queries and scores, one file per kind of keys
     softmax     online softmax that rescales only when it must
 
 FLOPs: those of split_tensor_core.py, and for integers 256 for every two groups of a lane (zeros). Bytes: 2 * kv_heads * (head_dim * bits
@@ -23,8 +24,9 @@ from minllm.kernels.arguments import dtype_name, is_contiguous
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.window_keys import check_window, code_keys
 from minllm.kernels.attention.common.workspace import scratch_arrays
-from minllm.kernels.attention.split_quantized.codes import QueryOperands, arithmetic_of, lanes_of
-from minllm.kernels.attention.split_quantized.layout import CodeCache, CodeLayout, can_fetch, make_source, map_of
+from minllm.kernels.attention.split_quantized import channels, cp_async_ring, floats, integers, tma_ring
+from minllm.kernels.attention.split_quantized.codes import QueryOperands, lanes_of
+from minllm.kernels.attention.split_quantized.layout import CodeCache, CodeLayout, can_fetch, map_of
 from minllm.kernels.attention.split_quantized.products import make_mask, make_value_products
 from minllm.kernels.attention.split_quantized.softmax import CodeState, make_code_softmax
 from minllm.kernels.attention.split_tensor_core import shape as shapes
@@ -51,6 +53,12 @@ def make_visible_codes(residual_window):
     return visible_codes if residual_window else visible_keys
 
 
+def arithmetic_of(kv_format):
+    """The module that multiplies the keys of a format. Each has query_counts(kv_format, heads_here), make_scores(layout, heads_here) and
+    make_query(kv_format, dtype, heads_here, head_tiles)."""
+    return channels if kv_format.keys_by_channel else floats if kv_format.is_float else integers
+
+
 @functools.cache
 def make_products(layout, dtype, heads_here, head_tiles):
     """The Products for blocks of `heads_here` query heads of 16-bit `dtype`."""
@@ -66,7 +74,7 @@ def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_
     head_dim, (head_tiles, heads_here) = kv_format.head_dim, shapes.head_tiles_of(group, kv_format.head_dim)
     layout, by_tma, warps = layout_of(kv_format, shape), shape.tensor_copies, shape.warps
     plan = make_plan(shape.tile, splits, make_visible_codes(residual_window))
-    source = make_source(layout, block_size, head_tiles, warps, plan)
+    source = (tma_ring if by_tma else cp_async_ring).make_source(layout, block_size, head_tiles, warps, plan)
     products, softmax = make_products(layout, dtype, heads_here, head_tiles), make_code_softmax(layout, heads_here)
     merge = make_merges(head_dim, warps, has_producer=by_tma)
     return make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=True)

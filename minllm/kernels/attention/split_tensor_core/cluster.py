@@ -27,10 +27,10 @@ from minllm.kernels.attention.choice import suits_clusters
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core.merge_parts import VECTOR, WarpStates, make_warp_merge, pitch_of
+from minllm.kernels.attention.split_tensor_core.parts import columns_of, make_parts, shape_for
 from minllm.kernels.attention.split_tensor_core.plan import Batch, quotient
 from minllm.kernels.attention.split_tensor_core.ring import can_fetch, map_of, ring_bytes_of
 from minllm.kernels.attention.split_tensor_core.shape import head_tiles_of, line_heads_of
-from minllm.kernels.attention.split_tensor_core.split_tensor_core import columns_of, make_parts, shape_for
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors

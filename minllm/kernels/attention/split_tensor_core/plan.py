@@ -7,10 +7,12 @@ computes the plan from context_lens on the device, so that a captured CUDA graph
 The number of blocks that work is chosen so that, in a batch of equal lengths, every head gets a whole number of blocks, or every block a
 whole number of heads, as long as at most an eighth of the grid stays idle: then few heads are cut, or none. "Head" here means the unit that
 a block processes at a time: a KV head, or a tile of its query heads.
+
+With a fixed number of splits per head, results do not depend on the rest of the batch, because a sequence is always cut at the same
+positions: block (sequence * heads + head) * splits + split takes an equal share of one head.
 """
 
 import functools
-import importlib
 from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
@@ -207,8 +209,31 @@ def make_fair_plan(tile, visible=visible_keys):
     return Plan(visible, begin, advance, parts_of_head)
 
 
+@functools.cache
+def make_fixed_plan(tile, splits, visible=visible_keys):
+    """The Plan with a fixed number of splits per head, for tiles of `tile` keys."""
+    tiles_of, advance = make_steps(tile, visible)
+
+    @cuda.jit(device=True)
+    def begin(batch):
+        """(Cursor at this block's first tile, Cut); the last splits of a short context are empty."""
+        block = int32(cuda.blockIdx.x)
+        pair = quotient(block, splits)
+        sequence = quotient(pair, batch.line_heads)
+        first, tiles = tiles_of(sequence, batch)
+        share = quotient(tiles + splits - 1, splits)
+        at = int32((block - pair * splits) * share)
+        left = int32(max(0, min(share, tiles - at)))
+        return Cursor(sequence, int32(pair - sequence * batch.line_heads), at, tiles, first, left), Cut(int32(0), share, int32(0))
+
+    @cuda.jit(device=True)
+    def parts_of_head(cursor, cut, line):
+        """(slot of the first part, number of parts) of the cursor's head."""
+        return int32(2 * splits * quotient(cuda.blockIdx.x, splits)), int32(quotient(cursor.tiles - 1, cut.share) + 1)
+
+    return Plan(visible, begin, advance, parts_of_head)
+
+
 def make_plan(tile, splits, visible=visible_keys):
-    """The Plan for tiles of `tile` keys. splits: None for fair shares, else the fixed number of splits (fixed_plan.py)."""
-    if not splits:
-        return make_fair_plan(tile, visible)
-    return importlib.import_module(f"{__package__}.fixed_plan").make_fixed_plan(tile, splits, visible)
+    """The Plan for tiles of `tile` keys. splits: None for fair shares, else the number of splits of every head."""
+    return make_fixed_plan(tile, splits, visible) if splits else make_fair_plan(tile, visible)

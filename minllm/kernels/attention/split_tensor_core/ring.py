@@ -8,8 +8,6 @@ For cp.async a stage holds `keys` rows of K, then the same rows of V. A row is h
 then by 16 bytes, so that the eight rows of an ldmatrix tile lie in different banks. TMA swizzles instead.
 """
 
-import importlib
-
 from numba import cuda
 
 from minllm.runtime.tensor_map import tensor_map
@@ -43,12 +41,6 @@ def stage_bytes_of(head_dim, shape):
 def ring_bytes_of(head_dim, shape):
     """Bytes of a warp's ring, with its mbarriers."""
     return shape.stages * stage_bytes_of(head_dim, shape) + BARRIER_BYTES * shape.tensor_copies
-
-
-def make_source(head_dim, block_size, head_tiles, shape, plan):
-    """The Source for blocks of a SplitShape; imports only the module that is used. head_tiles: heads of the line per KV head."""
-    name = "tma_ring" if shape.tensor_copies else "cp_async_ring"
-    return importlib.import_module(f"{__package__}.{name}").make_source(head_dim, block_size, head_tiles, shape, plan)
 
 
 @cuda.jit(device=True)

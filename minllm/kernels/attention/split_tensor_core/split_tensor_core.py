@@ -7,9 +7,9 @@ before the first byte and after the last. One idea per file:
     walk          a block's loop over heads and tiles: the frame
     ring          a warp's own ring of tiles in shared memory, filled by cp_async_ring.py or tma_ring.py
     tile          both matmuls on tensor cores, and softmax
-    plan          ragged contexts cut into equal runs of tiles, one per block, on the device; fixed_plan.py cuts independently of the batch
+    plan          ragged contexts cut into equal runs of tiles, one per block, on the device
     merge_parts   the last block of a head to arrive merges its parts: no second launch, and always in the same order
-    cluster, unified_maximum   kernels made of the same parts: for one short sequence, and with another softmax
+    parts         these parts put together, for this kernel and for two others: cluster, for one short sequence, and ladder/unified_maximum
 
 FLOPs: 4 * 8 * head_dim per key and KV head on tensor cores, however many of the 8 columns the group fills. Bytes: 2 * kv_heads * head_dim
 * itemsize per key, read once. A head that is cut into n parts adds n * group * (head_dim + 2) * 4 bytes, written and read.
@@ -28,9 +28,10 @@ from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, c
 from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.split_tensor_core import shape as shapes
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
-from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan
-from minllm.kernels.attention.split_tensor_core.ring import can_fetch, make_source, map_of, ring_bytes_of
-from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax, sizes_of_lane
+from minllm.kernels.attention.split_tensor_core.parts import columns_of, make_parts, shape_for
+from minllm.kernels.attention.split_tensor_core.plan import Batch
+from minllm.kernels.attention.split_tensor_core.ring import can_fetch, map_of, ring_bytes_of
+from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.runtime.device import CONSUMER_BLACKWELL, HOPPER, block_shared_bytes_here, capability_here, sms_here
@@ -44,20 +45,6 @@ class Origin(NamedTuple):
     maxima: Any  # [shares, sequences, heads]
     sums: Any  # the same
     outs: Any  # [shares, sequences, heads, head_dim]
-
-
-def columns_of(group, head_dim):
-    """Query heads of a block, rounded up to whole mma tiles of 8 columns."""
-    return -(-shapes.head_tiles_of(group, head_dim)[1] // 8) * 8
-
-
-@functools.cache
-def make_parts(dtype, head_dim, block_size, group, splits, shape, softmax):
-    """(plan, source, products, softmax) for blocks of a SplitShape. splits: None for fair shares; softmax: e.g. tile.make_softmax."""
-    head_tiles, columns, plan = shapes.head_tiles_of(group, head_dim)[0], columns_of(group, head_dim), make_plan(shape.tile, splits)
-    source = make_source(head_dim, block_size, head_tiles, shape, plan)
-    products = make_products(dtype, head_dim, shape.keys, columns, shape.tensor_copies)
-    return plan, source, products, softmax(dtype, head_dim, shape.keys, columns, shape.warps)
 
 
 @functools.cache
@@ -107,25 +94,6 @@ def make_kernel(dtype, head_dim, block_size, group, splits, shape, softmax=make_
         walk(query, cache, batch, out, lse, parts, operands, state, origin, scale)
 
     return split_tensor_core_kernel, threads, shape.warps * ring_bytes_of(head_dim, shape)
-
-
-@functools.cache
-def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, tensor_copies=False):
-    """The SplitShape for `line_heads` heads over all sequences and blocks of at most `shared_bytes`; None: the current GPU's values.
-
-    Few heads are split among all SMs: one block per SM, with the deepest rings, makes the fewest parts to merge. With many heads, a block
-    processes one after another: two blocks per SM, so that one computes and copies while the other merges its warps, or four small ones,
-    which lose less time between short heads.
-    """
-    shared_bytes, sm_count = shared_bytes or block_shared_bytes_here(), sm_count or sms_here()
-    keys = 16 if head_dim > 64 else 32
-    _, heads = shapes.head_tiles_of(group, head_dim)
-    one_block = ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))
-    single = [shapes.SplitShape(warps, keys, stages, 1, tensor_copies) for warps, stages in one_block]
-    double = [shapes.SplitShape(4, keys, stages, 2, tensor_copies) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
-    if head_dim == 64 and tensor_copies and line_heads >= 3 * sm_count:
-        double.insert(0, shapes.SplitShape(2, keys, 3, 4, tensor_copies))
-    return shapes.first_that_fits(double + single, head_dim, heads, functools.partial(ring_bytes_of, head_dim), shared_bytes)
 
 
 def shape_of(sizes, sm_count=None, unified=False):
