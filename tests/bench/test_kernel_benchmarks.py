@@ -49,7 +49,7 @@ LAUNCHERS = {
            "quantize_groups", "move_window"},
     "sampling": {*RULES, "log_probabilities"},
     "slots": {"write_slots", "load_rows", "advance"},
-    "quantised": {"chosen", *INT8.variants, *INT4.variants, *NF4.variants},
+    "quantised": {"chosen", "int4_naive", *INT8.variants, *INT4.variants, *NF4.variants},
 }
 GEMM = next(case for case in TINY_CASES if case.peers == ("cuBLAS",))
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflops": 800.0}
