@@ -69,7 +69,7 @@ def check_cluster(cluster, grid):
     return cluster
 
 
-def run_cluster(first, dimensions, make_block, function, arguments):
+def run_cluster(first, make_block, function, arguments, dimensions):
     """Run the threads of one cluster. first: the index of its first block; make_block(index) -> Block."""
     places = [(x, y, z) for z in range(dimensions.z) for y in range(dimensions.y) for x in range(dimensions.x)]
     blocks: list[Block] = [make_block(Dimensions(*(start + offset for start, offset in zip(first, place)))) for place in places]

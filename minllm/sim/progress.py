@@ -76,14 +76,6 @@ def shown(name, total):
         progress.end()
 
 
-def run_in_turn(steps, name):
-    """Call all steps of a launch in order, and show their progress."""
-    with shown(name, len(steps)) as progress:
-        for step in steps:
-            step()
-            progress.done += 1
-
-
 def watch():
     """Look at the newest launch again and again: the background thread. To wake it takes longer than a short launch, so it sleeps late."""
     idle = 0

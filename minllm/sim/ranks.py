@@ -16,8 +16,8 @@ from minllm.sim.monitor import Launch, combined
 from minllm.sim.rewrite import for_simulation
 from minllm.sim.scalars import simulated_type
 from minllm.sim.simulator import (
+    BlockIndices,
     argument_names,
-    block_indices,
     check_arguments,
     check_launch,
     dimensions,
@@ -49,7 +49,7 @@ def simulate_ranks(kernel, grid, block, arguments, shared_bytes=0, monitors=(), 
         prepared.append([prepare(one, kind, f"rank {rank}'s {name}", monitor, arrays, twins) for one, kind, name in named])
     if monitor is not None:
         monitor.start(Launch(kernel, function, tuple(grid), tuple(block), shared_bytes, arrays))
-    places = [(index, rank) for index in block_indices(grid, order) for rank in range(len(arguments))]
+    places = [(index, rank) for index in BlockIndices(grid, order) for rank in range(len(arguments))]
     blocks = [Block(index, block, grid, shared_bytes, monitor, launch_bounds(kernel)[1], gpu=rank) for index, rank in places]
     for other in blocks:
         other.runnable = blocks[0].runnable

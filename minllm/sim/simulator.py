@@ -1,8 +1,10 @@
 """`simulate` runs a kernel over NumPy arrays, block after block."""
 
+import copy
 import functools
 import inspect
 import random
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from minllm.sim.machine import Block
 from minllm.sim.monitor import Launch, combined
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.processes import check_spreading, spread
-from minllm.sim.progress import run_in_turn
+from minllm.sim.progress import shown
 from minllm.sim.records import Record
 from minllm.sim.rewrite import for_simulation, plain_function, swap
 from minllm.sim.scalars import simulated_type
@@ -103,7 +105,7 @@ class How(NamedTuple):
 
 def why_in_threads(how, arguments, detect):
     """Run a launch in lanes and return None; or why the threads must run it, with all arrays unchanged."""
-    names, indices = argument_names(how.kernel, len(arguments)), block_indices(how.grid, how.order)
+    names, indices = argument_names(how.kernel, len(arguments)), BlockIndices(how.grid, how.order)
     why = run_in_lanes(how, names, arguments, indices, detect, launch_bounds(how.kernel)[1])
     launches[plain_function(how.kernel).__name__, why] += 1
     return why
@@ -126,26 +128,28 @@ def run(how, arguments, monitor, share=slice(None)):
     make_block = functools.partial(
         Block, dimensions=how.block, grid=how.grid, shared_bytes=how.shared_bytes, monitor=monitor, resident=resident
     )
-    steps = launch_steps(function, prepared, twins.names, how.grid, how.order, how.cluster, make_block)
+    step, places = launch_steps(twins.names, how.grid, how.order, how.cluster)
     try:
-        with watched():
-            run_in_turn(steps[share], function.__name__)
+        with watched(), shown(function.__name__, len(places[share])) as progress:
+            for place in places[share]:
+                step(place, make_block, function, prepared)
+                progress.done += 1
     except Exception as error:
         if monitor is not None:
             monitor.stopped(error)
         raise
 
 
-def launch_steps(function, arguments, names, grid, order, cluster, make_block):
-    """The launch as a list of functions, each of which runs one block, cluster or cooperative grid to its end."""
+def launch_steps(names, grid, order, cluster):
+    """The launch as (function, places): the function runs one block, cluster or cooperative grid to its end, given its place."""
     if cluster is not None:
         size = check_cluster(cluster, grid)
-        firsts = block_indices(Dimensions(grid.x // size.x, grid.y // size.y, grid.z // size.z), order)
-        places = (Dimensions(index.x * size.x, index.y * size.y, index.z * size.z) for index in firsts)
-        return [functools.partial(run_cluster, first, size, make_block, function, arguments) for first in places]
+        firsts = BlockIndices(Dimensions(grid.x // size.x, grid.y // size.y, grid.z // size.z), order)
+        places = [Dimensions(index.x * size.x, index.y * size.y, index.z * size.z) for index in firsts]
+        return functools.partial(run_cluster, dimensions=size), places
     if names & COOPERATIVE_NAMES:
-        return [functools.partial(run_cooperatively, block_indices(grid, order), make_block, function, arguments)]
-    return [functools.partial(run_block, index, make_block, function, arguments) for index in block_indices(grid, order)]
+        return run_cooperatively, [BlockIndices(grid, order)]
+    return run_block, BlockIndices(grid, order)
 
 
 def run_block(index, make_block, function, arguments):
@@ -153,12 +157,26 @@ def run_block(index, make_block, function, arguments):
     make_block(index).run(function, arguments)
 
 
-def block_indices(grid, order=None):
-    """The index of every block: x fastest, or shuffled by the seed `order`."""
-    indices = [Dimensions(x, y, z) for z in range(grid.z) for y in range(grid.y) for x in range(grid.x)]
-    if order is not None:
-        random.Random(order).shuffle(indices)
-    return indices
+class BlockIndices(Sequence):
+    """The index of every block: x fastest, or shuffled by the seed `order`. Each is made when it is asked for: grids have millions."""
+
+    def __init__(self, grid, order=None):
+        self.grid, self.numbers = grid, range(grid.x * grid.y * grid.z)
+        if order is not None:
+            self.numbers = list(self.numbers)
+            random.Random(order).shuffle(self.numbers)
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, place):
+        if isinstance(place, slice):
+            part = copy.copy(self)
+            part.numbers = self.numbers[place]
+            return part
+        row, x = divmod(self.numbers[place], self.grid.x)
+        z, y = divmod(row, self.grid.y)
+        return Dimensions(x, y, z)
 
 
 def dimensions(size):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from minllm.sim.options import variables
+
 ROOT = Path(__file__).parents[2]
 NEEDED = {"numba-cuda", "numba", "numpy", "greenlet"}
 PROGRAM = """
@@ -109,9 +111,9 @@ assert not HIDDEN & {name.partition(".")[0] for name in sys.modules}
 
 def run(*arguments, folder, environment=()):
     """A finished run of Python in `folder` with the text of its output and errors."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MINLLM_SIM", "NUMBA_ENABLE"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MINLLM_SIM", "NUMBA_ENABLE"))}
     return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=variables | dict(environment), capture_output=True, text=True, encoding="utf-8"
+        [sys.executable, *arguments], cwd=folder, env=inherited | dict(environment), capture_output=True, text=True, encoding="utf-8"
     )
 
 
@@ -152,10 +154,16 @@ def test_processes_that_a_program_starts_are_simulated(tmp_path):
     )
     paths = {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))}
     printed = run("-m", "minllm.sim", "--no-detect", "--environment", folder=tmp_path, environment=paths).stdout.splitlines()
-    variables = dict(line.split("=", 1) for line in printed if line != "hidden")
-    assert variables["MINLLM_SIM_DETECT"] == "0"
-    done = run("outer.py", folder=tmp_path, environment=variables | {"NUMBA_ENABLE_CUDASIM": "1"})
+    printed_variables = dict(line.split("=", 1) for line in printed if line != "hidden")
+    assert printed_variables["MINLLM_SIM_DETECT"] == "0"
+    done = run("outer.py", folder=tmp_path, environment=printed_variables | {"NUMBA_ENABLE_CUDASIM": "1"})
     assert done.stdout == "hidden\nhidden\ninner 1.5 ['a'] [None] ('1', 0)\n", done.stderr
+
+
+def test_a_process_that_imports_minllm_before_numba_is_simulated(tmp_path):
+    program = "import minllm.sim.arrays\n" + PROGRAM.replace("EXTRA", "0") + SAYS
+    done = run("-c", program, folder=tmp_path, environment=variables(None))
+    assert done.stdout == "__main__ 1.5 [] [None] (None, 0)\n", done.stderr
 
 
 @pytest.fixture

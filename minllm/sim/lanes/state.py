@@ -31,7 +31,7 @@ class Lanes(Memory):
             self.blockIdx = indices[0]
         else:
             self.block_of = np.repeat(np.arange(self.count), self.threads)
-            self.blockIdx = Dimensions(*(np.array([index[axis] for index in indices])[self.block_of] for axis in range(3)))
+            self.blockIdx = Dimensions(*(np.array(axis)[self.block_of] for axis in zip(*indices)))
         warps_of_block = -(-self.threads // WARP_SIZE)
         self.warps, self.warp_of = self.count * warps_of_block, self.number // WARP_SIZE
         if self.count > 1:

@@ -9,7 +9,7 @@ import linecache
 import os
 import sys
 
-SIMULATED = ("numba.cuda", "numba_cuda_mlir.cuda")
+SIMULATED = ("numba.cuda", "numba_cuda_mlir.cuda", "minllm")  # minllm before the modules from whose midst it imports numba.cuda
 entered = []  # the context of this process, which lasts as long as the process
 
 
