@@ -4,7 +4,7 @@ from minllm.bench.kernel_case import KernelCase, case_of
 from minllm.catalogue import measured_launches
 
 # folders of minllm/kernels, and "quantised" for GEMMs with quantised weights
-STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activation", "kv", "sampling", "slots", "quantised")
+STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activation", "kv", "sampling", "slots", "experts", "quantised")
 
 
 def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:

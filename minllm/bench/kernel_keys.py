@@ -56,7 +56,7 @@ FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warp
 # {benchmark of a single variant: its stage}, then {benchmark of a whole stage: its room}
 OF_A_VARIANT = {
     "matmul": "matmul", "prefill attention": "attention", "decode attention": "attention", "decode attention, quantised": "attention",
-    "verification attention": "attention", "splits": "attention", "all-reduce": "all_reduce",
+    "verification attention": "attention", "splits": "attention", "all-reduce": "all_reduce", "experts": "experts",
 }  # fmt: skip
 OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation", "kv": "kv",
               "sampling": "sampling", "cache": "matmul/gemv"}  # fmt: skip
@@ -82,8 +82,8 @@ NOT_RECORDED = (
     "minllm.kernels.speculation", "minllm.kernels.all_reduce", "minllm.kernels.attention.fixed_split", "minllm.kernels.elementwise",
     "minllm.kernels.encoding",
     "minllm.kernels.slots.local_blocks",
-    "minllm.kernels.experts",
 )  # fmt: skip
+EXPERTS, MODELS_OF_EXPERTS = "minllm.kernels.experts", ("qwen3-30b-a3b",)  # the kernels, and the shapes whose steps launch them
 # for structured outputs, rows that are not aligned, and Gemma 2, then what only earlier commits have
 OF_NO_ROW = ("sampling/mask_logits", "matmul/vectorized_elements", "attention/soft_capped", "attention/split_cascade",
              "attention/materialized/fill", "attention/materialized/project")  # fmt: skip
@@ -96,12 +96,13 @@ OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "
 class Engine(NamedTuple):
     """The options that determine the kernels of a row of whole steps.
 
-    cache_format: "" if the cache is not quantised. weight_format: likewise, without its group size.
+    cache_format: "" if the cache is not quantised. weight_format: likewise, without its group size. experts: whether it has a mixture.
     """
 
     dtype: str = DEFAULT_DTYPE
     cache_format: str = ""
     weight_format: str = ""
+    experts: bool = False
 
 
 def rooms_of(benchmark: str, variant: str, case: str = "") -> tuple[str, ...]:
@@ -117,10 +118,12 @@ def rooms_of(benchmark: str, variant: str, case: str = "") -> tuple[str, ...]:
 def engine_of(variant: str, case: str = "") -> Engine:
     """The engine of a row of whole steps.
 
-    Its variant begins with a dtype, a format of the cache, or neither; its case says "weights in ..." if they are quantised.
+    Its variant begins with a dtype, a format of the cache, or neither; its case begins with the model, and says "weights in ..." if they
+    are quantised.
     """
     word, weights = variant.partition(",")[0], re.search(r"weights in ([a-z0-9]+)", case)
-    engine = Engine(weight_format=weights[1] if weights and weights[1] not in DTYPES else "")
+    weight_format = weights[1] if weights and weights[1] not in DTYPES else ""
+    engine = Engine(weight_format=weight_format, experts=case.startswith(MODELS_OF_EXPERTS))
     return engine._replace(dtype=word) if word in DTYPES else engine._replace(cache_format=word if word in CACHE_FORMATS else "")
 
 
@@ -155,6 +158,9 @@ def launched_by(engine: Engine, name: str) -> bool:
     module = machine_code()[name].kernel.function.__module__  # known after a dry run of its launch
     if module.startswith(NOT_RECORDED):
         return False
+    if module.startswith(EXPERTS):
+        coded = re.search(r"_(int4|fp8)/", name)
+        return engine.experts and (not coded or coded[1] == engine.weight_format)
     if module.startswith(QUANTIZED_KERNELS):
         return bool(engine.weight_format) and engine.weight_format in name
     return bool(engine.cache_format) or not ("quantized" in name or within(name, OF_CODES))

@@ -15,7 +15,7 @@ KERNEL_STAGES = {
     "matmul": "matmul", "matmul, quantised": "quantised", "prefill attention": "attention", "decode attention": "attention",
     "decode attention, quantised": "attention", "decode attention of trees": "attention", "verification attention": "attention",
     "embedding": "embedding", "normalization": "normalization", "rope": "rope",
-    "activation": "activation", "kv": "kv", "sampling": "sampling",
+    "activation": "activation", "kv": "kv", "sampling": "sampling", "experts": "experts",
 }  # fmt: skip
 SLOTS = ("advance", "load_rows", "write_slots")
 # {benchmark: its subcommand of `minllm bench`}, for those without options

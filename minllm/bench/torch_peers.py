@@ -163,6 +163,47 @@ def int4_peer(inputs: Sequence[Mapping[str, Any]]) -> Peer:
     return Peer([lambda one=one: multiply(*one) for one in sets], lambda: to_numpy(multiply(*sets[0])))
 
 
+def experts_peer(inputs: Sequence[Mapping[str, Any]], multiply: Callable[..., torch.Tensor]) -> Peer:
+    """The GEMMs of experts by multiply(x, weight, ends), without the activation between gate and up, which is that of the result only.
+
+    x [P, K] in the order of experts, weight [E, N, K], ends int32 [E]: where the experts' rows end.
+    """
+    sets = []
+    for arrays in inputs:
+        offsets, stack = as_torch(arrays["offsets"]), arrays["gate_up" if "gate_up" in arrays else "down"]
+        x = as_torch(arrays["x" if "gate_up" in arrays else "activated"])
+        sets.append((x, as_torch(stack).unflatten(0, (len(offsets) - 1, -1)), offsets[1:].contiguous()))
+
+    def result():
+        found = multiply(*sets[0])
+        if "gate_up" in inputs[0]:
+            gate, up = found.float().chunk(2, dim=1)
+            return to_numpy(torch.nn.functional.silu(gate) * up)
+        out = torch.empty_like(found)
+        out[as_torch(inputs[0]["pairs"]).long()] = found
+        return to_numpy(out)
+
+    return Peer([lambda one=one: multiply(*one) for one in sets], result)
+
+
+def grouped(x, weight, ends):
+    """One kernel for all experts."""
+    return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
+
+
+def expert_by_expert(inputs: Sequence[Mapping[str, Any]]) -> Peer:
+    """A GEMM of cuBLAS per expert; the host knows the experts' rows before the measurement."""
+    bounds = as_torch(inputs[0]["offsets"]).tolist()
+
+    def multiply(x, weight, ends):
+        out = torch.empty(len(x), weight.shape[1], dtype=x.dtype, device=x.device)
+        for first, end, matrix in zip(bounds, bounds[1:], weight):
+            torch.mm(x[first:end], matrix.T, out=out[first:end])
+        return out
+
+    return experts_peer(inputs, multiply)
+
+
 PEERS: dict[str, Callable[[Sequence[Mapping[str, Any]]], Peer]] = {
     "cuBLAS": matmul_peer,
     "softmax": softmax_peer,
@@ -171,6 +212,8 @@ PEERS: dict[str, Callable[[Sequence[Mapping[str, Any]]], Peer]] = {
     "_scaled_mm, per row": lambda inputs: scaled_peer(inputs, by_row=True),
     "_int_mm": int8_peer,
     "_weight_int4pack_mm": int4_peer,
+    "_grouped_mm": lambda inputs: experts_peer(inputs, grouped),
+    "cuBLAS, expert by expert": expert_by_expert,
     "SDPA cuDNN": lambda inputs: attention_peer(inputs, SDPBackend.CUDNN_ATTENTION),
 }
 

@@ -4,7 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from minllm.catalogue.launch import TFLOP_S, WIDE, Launch, MachineCode, Measured, Moved, beside, calls, describes, each, returns
+from minllm.catalogue.launch import (
+    MICROSECONDS,
+    ONE_SET,
+    TFLOP_S,
+    WIDE,
+    Launch,
+    MachineCode,
+    Measured,
+    Moved,
+    beside,
+    calls,
+    describes,
+    each,
+    returns,
+)
 from minllm.catalogue.matmul.quantized import FORMATS, targets_of, weight_of
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.arguments import ceil_div
@@ -22,6 +36,7 @@ from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 
 A3B = dict(experts=128, chosen=8, hidden=2048, inner=768)  # Qwen3-30B-A3B
+OF_MATRIX = A3B["hidden"] * A3B["inner"]  # numbers of an expert's matrix
 EPSILON = 1e-5
 CODED = ("int4/128", "fp8")  # formats of quantised experts
 ROUNDED_WEIGHT = 2.0**-8  # error of rounding a scale and a weight to bfloat16, relative to the largest result
@@ -451,31 +466,44 @@ def large():
         yield combine(tokens, 8, 2048)
 
 
-def measured_with_codes():
-    """The same in int4 and fp8, for one token and for 32, whose experts have eight pairs each."""
-    few, weight = A3B | dict(experts=32), 2048 * 768
-    for form in CODED:
-        item, name = FORMATS[form].matrix_itemsize, form.replace("/", " in groups of ")
-        for variant, describe, matrices in (("gate_up_gemv", gathered_gate_up, 2), ("down_gemv", gathered_down, 1)):
-            moved, case = int(8 * matrices * weight * item), f"1 token, 8 of 32 experts, 2048 x 768, {name}"
-            yield Measured(describe(1, **few, form=form), variant, case, work=moved, set_bytes=moved)
-        for variant, describe, matrices in (("grouped_gate_up", grouped_up, 2), ("grouped_down", grouped_projection, 1)):
-            moved = int(32 * matrices * weight * item)
-            case = f"32 tokens, 8 of 32 experts, 2048 x 768, {name}"
-            yield Measured(describe(32, **few, form=form), variant, case, work=moved, set_bytes=moved)
+def measured_gemv(variant, describe, matrices, form):
+    """The row of one token's GEMV, which reads `matrices` matrices of eight of 32 experts."""
+    moved = int(8 * matrices * OF_MATRIX * bytes_of_code(form, BFLOAT16))
+    name, of_form = labels(form)
+    case = f"1 token, 8 of 32 experts, 2048 x 768, {of_form}"
+    return Measured(describe(1, **A3B | dict(experts=32), form=form), variant + name, case, work=moved, set_bytes=moved)
+
+
+def measured_grouped(variant, describe, matrices, tokens, form):
+    """The row of a grouped GEMM of 32 experts: bytes of all for a decode step of 32 tokens, FLOPs for a prompt of 512."""
+    moved = int(32 * matrices * OF_MATRIX * bytes_of_code(form, BFLOAT16))
+    name, of_form = labels(form)
+    of_work = dict(work=moved) if tokens == 32 else dict(unit=TFLOP_S, work=2 * tokens * 8 * matrices * OF_MATRIX)
+    case = f"{tokens} tokens, 8 of 32 experts, 2048 x 768, {of_form}"
+    return Measured(describe(tokens, **A3B | dict(experts=32), form=form), variant + name, case, **of_work, set_bytes=moved)
+
+
+def labels(form):
+    """(end of a variant's name, name in a case) of a format of weights; as those of MachineCode."""
+    return (f"_{form.partition('/')[0]}", form.replace("/", " in groups of ")) if form else ("", "bfloat16")
 
 
 def measured():
-    """The widths of Qwen3-30B-A3B, with 32 experts: one token reads eight of them, a prompt gives each 128 pairs."""
-    yield from measured_with_codes()
-    few, weight = A3B | dict(experts=32), 2048 * 768
-    for variant, launch, matrices in (("gate_up_gemv", gathered_gate_up(1, **few), 2), ("down_gemv", gathered_down(1, **few), 1)):
-        moved = 8 * matrices * weight * 2
-        yield Measured(launch, variant, "1 token, 8 of 32 experts, 2048 x 768, bfloat16", work=moved, set_bytes=moved)
-    case = "512 tokens, 8 of 32 experts, 2048 x 768, bfloat16"
-    for variant, describe, matrices in (
-        ("grouped_gate_up", grouped_up, 2), ("grouped_down", grouped_projection, 1), ("wgmma_gate_up", wgmma_up, 2),
-        ("wgmma_down", wgmma_projection, 1),
-    ):  # fmt: skip
-        flops = 2 * 512 * 8 * matrices * weight
-        yield Measured(describe(512, **few), variant, case, unit=TFLOP_S, work=flops, set_bytes=32 * matrices * weight * 2)
+    """The widths of Qwen3-30B-A3B: one token, 32 whose experts have eight pairs each, and prompts that give each expert 128."""
+    for form in ("", *CODED):
+        for variant, describe, matrices in (("gate_up_gemv", gathered_gate_up, 2), ("down_gemv", gathered_down, 1)):
+            yield measured_gemv(variant, describe, matrices, form)
+        for variant, describe, matrices in (("grouped_gate_up", grouped_up, 2), ("grouped_down", grouped_projection, 1)):
+            for tokens in (32, 512):
+                yield measured_grouped(variant, describe, matrices, tokens, form)
+    case, pairs = "2048 tokens, 8 of 128 experts, 2048 x 768, bfloat16", 2048 * 8
+    for variant, describe, matrices in (("wgmma_gate_up", wgmma_up, 2), ("wgmma_down", wgmma_projection, 1)):
+        work, set_bytes = 2 * pairs * matrices * OF_MATRIX, 128 * matrices * OF_MATRIX * 2
+        launch, peers = describe(2048, **A3B), ("_grouped_mm", "cuBLAS, expert by expert")
+        yield Measured(launch, variant, case, unit=TFLOP_S, work=work, set_bytes=set_bytes, peers=peers)
+    yield Measured(gather_rows(2048, 128, 8, 2048), "gather_rows", "2048 tokens, 8 of 128 experts, 2048 features, bfloat16")
+    yield Measured(combine(2048, 8, 2048), "combine", "2048 tokens, 8 experts each, 2048 features, bfloat16")
+    for tokens in (64, 2048):
+        case = f"{tokens} tokens, 8 of 128 experts"
+        for variant, describe in (("route", route), ("sort_by_expert", sort_by_expert)):
+            yield Measured(describe(tokens, 128, 8), variant, case, unit=MICROSECONDS, work=0, set_bytes=ONE_SET)

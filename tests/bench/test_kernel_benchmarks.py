@@ -49,6 +49,9 @@ LAUNCHERS = {
            "quantize_groups", "move_window"},
     "sampling": {*RULES, "log_probabilities"},
     "slots": {"write_slots", "load_rows", "advance"},
+    "experts": {"route", "sort_by_expert", "gather_rows", "wgmma_gate_up", "wgmma_down", "combine", *(
+        f"{name}{form}" for form in ("", "_int4", "_fp8") for name in ("gate_up_gemv", "down_gemv", "grouped_gate_up", "grouped_down")
+    )},
     "quantised": {"chosen", "int4_naive", *INT8.variants, *INT4.variants, *NF4.variants},
 }
 GEMM = next(case for case in TINY_CASES if case.peers == ("cuBLAS",))
@@ -98,6 +101,9 @@ def found(benchmark, variant, start):
         ("kv", "append", "65536x8x128", TB_S, 536_870_912),
         ("kv", "qkv_rope_append", "10240x", TB_S, 251_658_240),  # 10240 tokens of 48 heads of 256 bytes, twice
         ("sampling", "greedy", "64x128256", MICROSECONDS, 32_833_536),
+        ("experts", "gate_up_gemv", "1 token, 8 of 32", TB_S, 8 * 2 * 2048 * 768 * 2),
+        ("experts", "down_gemv_int4", "1 token, 8 of 32", TB_S, 8 * 2048 * 768 // 2),
+        ("experts", "wgmma_down", "2048 tokens", TFLOP_S, 2 * 2048 * 8 * 2048 * 768),
         ("matmul, quantised", "batched_gemv", "2 rows x 6144x4096, int4 in groups of 128", MICROSECONDS, 12_582_912 + 393_216 + 40_960),
         ("matmul, quantised", "wgmma", "2048 rows x 4096x4096, int8", MICROSECONDS, 16_777_216 + 16_384 + 33_554_432),
     ],

@@ -1,16 +1,28 @@
 """Recorded figures on pages: their labels name commit and age, older ones are not compared with newer ones, and sums add up."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from minllm.bench import kernel_keys
-from minllm.bench.kernel_keys import CACHE_FORMATS, FIRST_RUNGS, Engine, engine_of, key_of, launched_by, meaning, rooms_of
+from minllm.bench.kernel_keys import (
+    CACHE_FORMATS,
+    FIRST_RUNGS,
+    MODELS_OF_EXPERTS,
+    Engine,
+    engine_of,
+    key_of,
+    launched_by,
+    meaning,
+    rooms_of,
+)
 from minllm.catalogue import machine_code
 from minllm.course import records
 from minllm.course.records import comparable, label_of, load_record, parts_of, recorded
 from minllm.errors import LessonError
 from minllm.kernels.quantization.formats import KV_FORMATS
+from minllm.models.shapes import SHAPES, named_config
 from minllm.ptx import cp_async_wait_group_0, cp_async_wait_group_1, ex2, load_float32, load_float32_streaming, rcp
 
 # (benchmark, variant, a case) of every row; of the rows that cover the same kernels only one
@@ -22,7 +34,7 @@ ROWS = sorted({
     for row in load_record(name)["rows"]
 }.values())  # fmt: skip
 
-# stages that no recorded row of whole steps has: of speculation, several GPUs, Gemma, loading and mixtures of experts
+# stages that a step of a model without experts never has: of speculation, several GPUs, Gemma, loading and mixtures of experts
 OF_OTHER_ENGINES = {"speculation", "all_reduce", "elementwise", "encoding", "experts"}
 
 
@@ -130,6 +142,16 @@ def test_a_row_of_whole_steps_covers_what_its_engine_can_launch():
     assert stages == {name.split("/")[0] for name in machine_code()} - OF_OTHER_ENGINES
     modules = {machine_code()[name].kernel.function.__module__ for name in codes}
     assert not any(module.startswith("minllm.kernels.matmul.quantized") for module in modules)  # weights are another matter than a cache
+
+
+def test_a_row_of_a_model_with_experts_covers_their_kernels():
+    assert {*MODELS_OF_EXPERTS} == {name for name in SHAPES if named_config(name).num_experts}
+    case = "qwen3-30b-a3b (random weights in int4_g128), batch 1, context 1024"
+    assert engine_of("graph replay", case) == Engine(weight_format="int4", experts=True)
+    plain, int4 = ({n for n in machine_code() if launched_by(Engine(weight_format=one, experts=True), n)} for one in ("", "int4"))
+    assert any(name.startswith("experts/route") for name in plain) and not any(re.search("_(int4|fp8)/", name) for name in plain)
+    assert any("gemv_int4/" in name for name in int4) and not any("_fp8/" in name for name in int4)
+    assert rooms_of("experts", "down_gemv_fp8") == ("experts/down_gemv_fp8",)
 
 
 def test_quantised_weights_have_kernels_of_their_own():
