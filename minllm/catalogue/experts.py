@@ -20,9 +20,10 @@ from minllm.catalogue.launch import (
     returns,
 )
 from minllm.catalogue.matmul.quantized import FORMATS, targets_of, weight_of
-from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
+from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32, longest_rows
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.experts.combine import combine as launch_combine
+from minllm.kernels.experts.combine_norm import combine_norm as launch_combine_norm
 from minllm.kernels.experts.counting_sort import sort_by_expert as launch_sort
 from minllm.kernels.experts.counting_sort import sort_by_expert_reference
 from minllm.kernels.experts.gated_add import gated_add as launch_gated_add
@@ -343,6 +344,22 @@ def combine(tokens, chosen, hidden, dtype=BFLOAT16, residual=False):
 
 
 @describes
+def combine_norm(tokens, chosen, hidden, dtype=BFLOAT16):
+    """That sum added to the residual stream, and the stream's RMSNorm."""
+    size, row = tokens * hidden * dtype.itemsize, hidden * dtype.itemsize
+    return Launch(
+        arrays=lambda noise: dict(
+            outputs=noise.array((tokens * chosen, hidden), dtype), weights=np.abs(noise.array((tokens, chosen), FLOAT32)),
+            residual=noise.array((tokens, hidden), dtype), norm=noise.array((hidden,), dtype), out=noise.unwritten((tokens, hidden), dtype),
+        ),
+        **beside(launch_combine_norm, "out", "residual", epsilon=EPSILON),
+        moved=Moved(dict(outputs=chosen * size, residual=2 * size, norm=size, out=size), dict(norm=row)),
+        indices=("weights",),
+        slack=3e-6,
+    )  # fmt: skip
+
+
+@describes
 def gated_add(tokens, hidden, dtype=BFLOAT16):
     """A sum of which one part passes a gate."""
     size = tokens * hidden * dtype.itemsize
@@ -384,6 +401,9 @@ def compiled():
                 launch = describe(tokens, **A3B, dtype=dtype, tiling=tiling)
                 blocks = 2 if tokens < 64 else 1
                 yield MachineCode(f"experts/grouped_{name}/{sizes}/{dtype}", launch, blocks=blocks, contains=TENSOR_CORES)
+        for pieces, length in longest_rows(dtype):
+            launch = combine_norm(64, 8, length, dtype)
+            yield MachineCode(f"experts/combine_norm/{pieces}/{dtype}", launch, blocks=1, contains=WIDE)
         yield MachineCode(f"experts/gather_rows/{dtype}", gather_rows(2048, 128, 8, 2048, dtype), blocks=12, contains=WIDE)
         for name, describe in (("gate_up", wgmma_up), ("down", wgmma_projection)):
             launch = describe(2048, **A3B, dtype=dtype)
@@ -446,6 +466,7 @@ def small():
         yield wgmma_projection(40, 3, 2, 40, 72, dtype, FlatWgmmaTiling(1, 2))
     yield wgmma_up(330, 2, 1, 64, 32, tiling=FlatWgmmaTiling(1, 2))
     yield from each(combine, ((3, 8, 72), (2, 3, 19), (1, 1, 520)), dtype=DTYPES, residual=(False, True))
+    yield from each(combine_norm, ((3, 8, 72), (2, 1, 520), (1, 3, 8)), dtype=(BFLOAT16, FLOAT16))
     yield from each(gated_add, ((3, 72), (2, 19), (1, 520)), dtype=DTYPES)
     yield from small_with_codes()
 
@@ -464,6 +485,7 @@ def large():
         yield wgmma_up(tokens, **few)
         yield wgmma_projection(tokens, **few)
         yield combine(tokens, 8, 2048)
+        yield combine_norm(tokens, 8, 2048)
 
 
 def measured_gemv(variant, describe, matrices, form):
@@ -503,6 +525,7 @@ def measured():
         yield Measured(launch, variant, case, unit=TFLOP_S, work=work, set_bytes=set_bytes, peers=peers)
     yield Measured(gather_rows(2048, 128, 8, 2048), "gather_rows", "2048 tokens, 8 of 128 experts, 2048 features, bfloat16")
     yield Measured(combine(2048, 8, 2048), "combine", "2048 tokens, 8 experts each, 2048 features, bfloat16")
+    yield Measured(combine_norm(2048, 8, 2048), "combine_norm", "2048 tokens, 8 experts each, 2048 features, bfloat16")
     for tokens in (64, 2048):
         case = f"{tokens} tokens, 8 of 128 experts"
         for variant, describe in (("route", route), ("sort_by_expert", sort_by_expert)):

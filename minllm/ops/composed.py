@@ -85,7 +85,8 @@ class ComposedOps(Ops):
         return self.gated_mlp(normalised, gate_up, down, activation), residual
 
     def normed_experts(
-        self, x: Array, residual: Array, norm: NormWeights, router: Array, gate_up: Linear, down: Linear, routing: Routing
+        self, x: Array, residual: Array, norm: NormWeights, router: Array, gate_up: Linear, down: Linear, routing: Routing,
+        next_norm: NormWeights | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
         """Norm and experts, as separate operations."""
         normalised, residual = self.add_norm(x, residual, norm)

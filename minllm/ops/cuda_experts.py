@@ -2,7 +2,8 @@
 
     one token      router and gather GEMVs, fused with the norm before them and the residual addition after them
     a few tokens   gather GEMVs, which find the chosen experts by themselves and read one choice after another
-    more           a counting sort brings the tokens of each expert together, for two grouped GEMMs; combine adds a token's experts
+    more           a counting sort brings the tokens of each expert together, for two grouped GEMMs; combine adds a token's experts, and
+                   with them the residual and the next layer's norm, unless other ranks add to the result
     prompts        the same on Hopper, by TMA and wgmma, which needs the rows of x in the order of experts
 
 float32 and rows that are not whole 16-byte vectors take the GEMVs for any number of tokens. Weights in int4 and fp8 take GEMVs and grouped
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from minllm.kernels.experts.combine import combine
+from minllm.kernels.experts.combine_norm import NormedStream, combine_norm
+from minllm.kernels.experts.combine_norm import fits as fits_combine_norm
 from minllm.kernels.experts.counting_sort import sort_by_expert
 from minllm.kernels.experts.gated_add import gated_add
 from minllm.kernels.experts.gather_gemv import MOST_TOKENS, down_gemv, gate_up_gemv
@@ -35,33 +38,26 @@ class CudaExperts(CudaLinear):
     def experts(self, x: Array, router: Array, gate_up: Linear, down: Linear, routing: Routing) -> Array:
         """The weighted sum of each token's chosen experts: [T, hidden]."""
         logits = self._matmul(x, plain_linear(router), np.dtype(np.float32))  # [T, experts]
-        activated, out = self._activated(x, gate_up, routing), self.empty(x.shape, self.dtype)
-        if self._gathers(x, gate_up, activated, down):
+        out = self.empty(x.shape, self.dtype)
+        if self._gathers(x, gate_up, down):
+            activated = self._activated(x, gate_up, routing)
             gate_up_gemv(x, logits, gate_up.weight, activated, stream=self.stream)
             down_gemv(activated, logits, routing.normalized, down.weight, out, stream=self.stream)
-            return out
-        expert_ids, weights = self._chosen(logits, routing)
-        pairs, offsets = self.empty((expert_ids.size,), np.int32), self.empty((routing.experts + 1,), np.int32)
-        self._launcher("sort_by_expert", sort_by_expert)(expert_ids, pairs, offsets, stream=self.stream)
-        outputs = self.empty((expert_ids.size, x.shape[1]), self.dtype)
-        if self.capability == HOPPER and gate_up.format.is_plain and takes(expert_ids.size, routing.experts):
-            gather_rows(x, pairs, outputs, self.stream)  # the same shape, and free until the experts' outputs are written
-            wgmma_gate_up(outputs, pairs, offsets, gate_up.weight, activated, self.stream)
-            wgmma_down(activated, pairs, offsets, down.weight, outputs, self.stream)
         else:
-            grouped_gate_up(x, pairs, offsets, gate_up.weight, activated, self.stream)
-            grouped_down(activated, pairs, offsets, down.weight, outputs, self.stream)
-        combine(outputs, weights, out, stream=self.stream)
+            combine(*self._outputs(x, logits, gate_up, down, routing), out, stream=self.stream)
         return out
 
     def normed_experts(
-        self, x: Array, residual: Array, norm: NormWeights, router: Array, gate_up: Linear, down: Linear, routing: Routing
+        self, x: Array, residual: Array, norm: NormWeights, router: Array, gate_up: Linear, down: Linear, routing: Routing,
+        next_norm: NormWeights | None = None,
     ) -> tuple[Array, Array]:  # fmt: skip
-        """Norm and experts: in three kernels if x is one row and no other rank adds to the result."""
+        """Norm and experts: in three kernels if x is one row and no other rank adds to the result; (a NormedStream, None) of many."""
+        if down.shard.ranks > 1:
+            return super().normed_experts(x, residual, norm, router, gate_up, down, routing)
         to_logits = plain_linear(router)
         launcher = self._fused(to_logits.format.kernels.normed_linear, x, residual, to_logits, norm)
-        if down.shard.ranks > 1 or launcher is None:
-            return super().normed_experts(x, residual, norm, router, gate_up, down, routing)
+        if launcher is None:
+            return self._experts_and_norm(*self.add_norm(x, residual, norm), router, gate_up, down, routing, next_norm)
         fused: dict[str, Any] = dict(norm=norm.weight, epsilon=norm.epsilon)
         logits = self.empty((x.shape[0], routing.experts), np.float32)
         launcher(x, router, logits, None, self.stream, **fused)
@@ -69,6 +65,34 @@ class CudaExperts(CudaLinear):
         gate_up_gemv(x, logits, gate_up.weight, activated, **fused, stream=self.stream)
         down_gemv(activated, logits, routing.normalized, down.weight, out, x, self.stream)
         return out, None
+
+    def _experts_and_norm(
+        self, x: Array, residual: Array, router: Array, gate_up: Linear, down: Linear, routing: Routing, norm: NormWeights | None
+    ) -> tuple[Array, Array | None]:  # fmt: skip
+        """The residual stream, as a pair, after adding the experts of x; with its norm if the kernel that adds them can compute it."""
+        known = norm is not None and norm.kind == "rms_norm" and "rms_norm" not in self.own
+        if not known or self._gathers(x, gate_up, down) or not fits_combine_norm(residual, norm.weight):
+            return self.experts(x, router, gate_up, down, routing), residual
+        logits = self._matmul(x, plain_linear(router), np.dtype(np.float32))
+        outputs, weights = self._outputs(x, logits, gate_up, down, routing)
+        normalised = self.empty(residual.shape, self.dtype)
+        combine_norm(outputs, weights, residual, norm.weight, normalised, norm.epsilon, self.stream)
+        return NormedStream(residual, normalised), None
+
+    def _outputs(self, x: Array, logits: Array, gate_up: Linear, down: Linear, routing: Routing) -> tuple[Array, Array]:
+        """(outputs [T * per_token, hidden], weights [T, per_token]) of each token's chosen experts, by grouped GEMMs."""
+        expert_ids, weights = self._chosen(logits, routing)
+        pairs, offsets = self.empty((expert_ids.size,), np.int32), self.empty((routing.experts + 1,), np.int32)
+        self._launcher("sort_by_expert", sort_by_expert)(expert_ids, pairs, offsets, stream=self.stream)
+        activated, outputs = self._activated(x, gate_up, routing), self.empty((expert_ids.size, x.shape[1]), self.dtype)
+        if self.capability == HOPPER and gate_up.format.is_plain and takes(expert_ids.size, routing.experts):
+            gather_rows(x, pairs, outputs, self.stream)  # the same shape, and free until the experts' outputs are written
+            wgmma_gate_up(outputs, pairs, offsets, gate_up.weight, activated, self.stream)
+            wgmma_down(activated, pairs, offsets, down.weight, outputs, self.stream)
+        else:
+            grouped_gate_up(x, pairs, offsets, gate_up.weight, activated, self.stream)
+            grouped_down(activated, pairs, offsets, down.weight, outputs, self.stream)
+        return outputs, weights
 
     def gated_add(self, x: Array, y: Array, gate: Array) -> Array:
         """x + sigmoid(gate) * y: [T, hidden]."""
@@ -87,7 +111,7 @@ class CudaExperts(CudaLinear):
         """An array for gate and up of all pairs of a token and its expert, [T * per_token, intermediate]."""
         return self.empty((x.shape[0] * routing.per_token, gate_up.shape[0] // routing.experts // 2), self.dtype)
 
-    def _gathers(self, x: Array, gate_up: Linear, activated: Any, down: Linear) -> bool:
+    def _gathers(self, x: Array, gate_up: Linear, down: Linear) -> bool:
         """Whether GEMVs compute the experts: for a few tokens, and for arrays that the grouped GEMM does not support."""
         few = x.shape[0] <= MOST_TOKENS and self.variants.get("matmul") != "fixed_order"
-        return few or not fits(x, gate_up.weight, activated, down.weight)
+        return few or not fits(x, gate_up.weight, down.weight)

@@ -14,7 +14,7 @@ a launcher in place of a name is a kernel of your own (own_kernels.py).
 One deviation from the protocol: `add_norm` adds to the given residual in place, because the decoder never reads the old one again; this
 saves an allocation and a write per layer. If one sequence or a few decode, norms, residual addition and cache write are fused into the
 GEMVs and flat GEMMs (`normed_qkv`, `linear_add`, `normed_gated_mlp`): five kernels per layer. Between flat GEMMs the stream is a
-DeferredNorm. The format of a Linear provides these fusions (weights/format.py).
+DeferredNorm, and after a sum of experts a NormedStream. The format of a Linear provides these fusions (weights/format.py).
 """
 
 
@@ -23,6 +23,7 @@ import numpy as np
 from minllm.kernels.elementwise.in_place import scale as launch_scale
 from minllm.kernels.elementwise.in_place import soft_cap as launch_soft_cap
 from minllm.kernels.embedding.lookup import embedding as look_up
+from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
@@ -54,6 +55,8 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
 
     def add_norm(self, x: Array, residual: Array, norm: NormWeights) -> tuple[Array, Array]:
         """(normalised, residual) of x + residual: [T, hidden] both; a given residual is overwritten."""
+        if isinstance(x, NormedStream):
+            return x.normalised, x.stream
         out = self.empty(x.shape, self.dtype)
         if isinstance(x, DeferredNorm):
             x, residual = x.stream, None
@@ -65,7 +68,8 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
 
     def normed_rows(self, x: Array, residual: Array, norm: NormWeights, linear: Linear) -> tuple[Array, Array]:
         """(rows, residual) as in add_norm; the norm's kernel writes QuantizedRows if the linear's variant multiplies codes."""
-        if isinstance(x, DeferredNorm) or norm.kind != "rms_norm" or {"matmul", "rms_norm"} & self.own.keys():
+        begun = isinstance(x, (DeferredNorm, NormedStream))
+        if begun or norm.kind != "rms_norm" or {"matmul", "rms_norm"} & self.own.keys():
             return self.add_norm(x, residual, norm)
         quantise = linear.format.kernels.normed_activations.get(self._matmul_variant(x, linear))
         if quantise is None:
@@ -165,9 +169,9 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
         return self._matmul(normalised, lm_head, np.dtype(np.float32))
 
     def _stream_kernels(self, x: Array, linear: Linear) -> StreamKernels | None:
-
-        """The StreamKernels of the linear's format if they support x, which may be a DeferredNorm; else None."""
-        kernels, x = linear.format.kernels.stream, x.scaled if isinstance(x, DeferredNorm) else x
+        """The StreamKernels of the linear's format if they support x, which may be a DeferredNorm or a NormedStream; else None."""
+        kernels = linear.format.kernels.stream
+        x = x.scaled if isinstance(x, DeferredNorm) else x.normalised if isinstance(x, NormedStream) else x
         if kernels is None or self.capability != HOPPER or {"matmul", "rms_norm", "silu_and_multiply"} & self.own.keys():
             return None
         return kernels if kernels.fits(x, linear.weight) and self._matmul_variant(x, linear) == "flat" else None

@@ -353,9 +353,10 @@ class ForwardOps(Protocol):
         ...
 
     def normed_experts(
-        self, x: Array, residual: Array | None, norm: NormWeights, router: Array, gate_up: Linear, down: Linear, routing: Routing
+        self, x: Array, residual: Array | None, norm: NormWeights, router: Array, gate_up: Linear, down: Linear, routing: Routing,
+        next_norm: NormWeights | None = None,
     ) -> tuple[Array, Array | None]:  # fmt: skip
-        """The residual stream, as a pair, after adding `experts` of its normalisation."""
+        """The residual stream, as a pair, after adding `experts` of its normalisation; next_norm as in linear_add."""
         ...
 
     def logits(

@@ -30,8 +30,8 @@ CONFIGS = {
     ),
     "experts of whole groups": LLAMA_LIKE  # for int4 in groups of 32, and fp8
     | dict(
-        model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False, hidden_size=64, num_experts=5,
-        num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True,
+        model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], tie_word_embeddings=False, num_hidden_layers=2, hidden_size=64,
+        num_experts=5, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True,
     ),
     "llama, wide": LLAMA_LIKE  # matrices of whole tiles
     | dict(

@@ -1,8 +1,10 @@
 """Experts as kernels in the simulator, against NumPy: decoded token by token, and in chunks that take either kind of kernel."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.experts.counting_sort import sort_by_expert_reference
 from minllm.models.decoder import forward
 from minllm.ops.cuda_ops import CudaOps
@@ -57,7 +59,8 @@ def test_a_sort_of_ones_own_orders_the_experts(make_ops):
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype", "tolerance"), [("qwen3_moe", "bfloat16", 4e-2), ("qwen3_moe", "float16", 6e-3), ("qwen2_moe", "bfloat16", 4e-2)]
+    ("family", "dtype", "tolerance"),
+    [("experts of whole groups", "bfloat16", 4e-2), ("qwen3_moe", "float16", 6e-3), ("qwen2_moe", "bfloat16", 4e-2)],
 )
 def test_few_and_many_tokens_agree_with_numpy(family, dtype, tolerance):
     """One token and two take GEMVs, seven a sort and grouped GEMMs."""
@@ -85,3 +88,22 @@ def test_quantised_experts_agree_with_numpy(name):
 
     for ours, theirs in zip(logits(CudaOps("bfloat16", simulated=True)), logits(NumpyOps("bfloat16")), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=4e-2 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize(("tokens", "next_norm", "fused"), [(7, True, True), (7, False, False), (3, True, False)])
+def test_the_sum_of_experts_computes_the_next_norm(tokens, next_norm, fused):
+    """If there is one, and grouped GEMMs compute the experts; the stream and its norm are those of the separate operations."""
+    random = np.random.default_rng(tokens)
+    x, residual = (random.standard_normal((tokens, 16)).astype(ml_dtypes.bfloat16) for _ in range(2))
+
+    def stream(ops):
+        layer = small_model("qwen3_moe", ops).weights.layers[0]
+        mlp, after = layer.mlp, layer.attention.norm
+        arrays, stacks = (ops.array(one.copy()) for one in (x, residual)), (mlp.router, mlp.gate_up, mlp.down)
+        pair = ops.normed_experts(*arrays, mlp.norm, *stacks, mlp.routing, next_norm=after if next_norm else None)
+        return pair[0], [ops.to_host(one).astype(np.float32) for one in ops.add_norm(*pair, after)]
+
+    (begun, ours), (_, theirs) = stream(CudaOps("bfloat16", simulated=True)), stream(NumpyOps("bfloat16"))
+    assert isinstance(begun, NormedStream) == fused
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-2 * np.abs(other).max())

@@ -59,7 +59,8 @@ class Experts:
             normalised, residual = ops.add_norm(x, residual, self.norm)  # both [T, hidden]
             out = ops.experts(normalised, self.router, self.gate_up, self.down, self.routing)  # [T, hidden]
             return self.shared.added_to(ops, out, normalised), residual
-        return ops.normed_experts(x, residual, self.norm, self.router, self.gate_up, self.down, self.routing)  # both [T, hidden]
+        experts = self.router, self.gate_up, self.down, self.routing
+        return ops.normed_experts(x, residual, self.norm, *experts, next_norm=next_norm)  # both [T, hidden]
 
 
 def llama_tensors(config: ModelConfig, prefix: str) -> Experts:
