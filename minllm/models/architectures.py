@@ -36,3 +36,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3ForCausalLM": Architecture("gemma3_text", read_gemma3, GEMMA3_KEYS),
     "GPT2LMHeadModel": Architecture("gpt2", read_gpt2, GPT2_KEYS),
 }
+
+# {model_type: what minllm lacks for it}
+LACKING = dict.fromkeys(
+    ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
+    "keys and values of two head_dims, as Gemma 4's global layers have wider heads than those with a window, and layers that share them",
+)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from minllm.errors import CheckpointError, UnsupportedModelError
-from minllm.models.architectures import ARCHITECTURES
+from minllm.models.architectures import ARCHITECTURES, LACKING
 from minllm.models.config import ModelConfig
 from minllm.models.config_keys import refuse_unknown_options
 from minllm.models.json_files import Fields, read_json
@@ -37,10 +37,11 @@ def parse_model_config(values: dict[str, Any], source: str = "config.json") -> M
     name = named[0] if named else by_type.get(model_type, model_type)
     architecture = ARCHITECTURES.get(name)
     if architecture is None or model_type not in ("", architecture.model_type):
+        lacking = f" It lacks {LACKING[model_type]}." if model_type in LACKING else ""
         raise UnsupportedModelError(
             f"{source} describes architecture {name or 'unnamed'!r} (model_type {model_type or 'unnamed'!r}); minllm runs "
             + ", ".join(f"{name} ({architecture.model_type})" for name, architecture in ARCHITECTURES.items())
-            + "."
+            + f".{lacking}"
         )
     refuse_unknown_options(fields, architecture.keys)
     config = architecture.read(fields)

@@ -178,6 +178,13 @@ def test_what_would_change_the_result_is_refused(name):
         parse_model_config(REFUSED[name])
 
 
+def test_gemma_4_is_refused_with_the_reason():
+    text = {**GEMMA3, "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"}
+    for values in (text, {"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "text_config": text}):
+        with pytest.raises(UnsupportedModelError, match="Gemma4For.*It lacks keys and values of two head_dims"):
+            parse_model_config(values)
+
+
 WRONG = {
     "missing size": {k: v for k, v in LLAMA.items() if k != "hidden_size"},
     "text size": {**LLAMA, "hidden_size": "192"},
