@@ -31,6 +31,7 @@ from minllm.kernels.experts.gather_gemv import FEATURES, down_gemv, gate_up_gemv
 from minllm.kernels.experts.gather_rows import gather_rows as launch_gather_rows
 from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
 from minllm.kernels.experts.grouped_wgmma import TOKENS, wgmma_down, wgmma_gate_up
+from minllm.kernels.experts.persistent_wgmma import PIECE, PersistentTiling, persistent_down, persistent_gate_up
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
 from minllm.kernels.experts.routing import route as launch_route
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
@@ -322,6 +323,41 @@ def wgmma_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, til
     return replace(given, call=calls(wgmma_down, tiling=tiling), moved=moved)
 
 
+def moved_by_persistent(weight, out, rows, k, dtype, tiling):
+    """moved_by_wgmma for persistent blocks, which divide an expert's pairs evenly among tiles."""
+
+    def moved(pairs, offsets, **arrays):
+        if tiling is None or k % 64 or rows % tiling.rows:
+            return {}
+        b, tiles = dtype.itemsize, []
+        for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+            each = -(-(end - start) // max(1, -(-(end - start) // tiling.tokens)) // 8) * 8
+            tiles += [(first, -(-min(each, end - first) // PIECE) * PIECE) for first in range(start, end, max(each, 1))]
+        loaded, multiplied = sum(min(n, len(pairs) - first) for first, n in tiles), sum(n for _, n in tiles)
+        asked = dict(x_map=rows // tiling.rows * loaded * k * b, weight_map=len(tiles) * rows * k * b)
+        touched = dict(x_map=len(pairs) * k * b, weight_map=np.count_nonzero(np.diff(offsets)) * rows * k * b)
+        work = 2 * multiplied * rows * k
+        return dict(persistent_wgmma_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, work))
+
+    return moved
+
+
+@describes
+def persistent_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
+    """Gate and up of each expert's tokens, by blocks that stay."""
+    given = wgmma_up(tokens, experts, chosen, hidden, inner, dtype)
+    moved = moved_by_persistent("gate_up", "out", 2 * inner, hidden, dtype, tiling)
+    return replace(given, call=calls(persistent_gate_up, tiling=tiling), moved=moved)
+
+
+@describes
+def persistent_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
+    """Down of each expert's tokens, by blocks that stay."""
+    given = grouped_projection(tokens, experts, chosen, hidden, inner, dtype)
+    moved = moved_by_persistent("down", "out", hidden, inner, dtype, tiling)
+    return replace(given, call=calls(persistent_down, tiling=tiling), moved=moved)
+
+
 @describes
 def combine(tokens, chosen, hidden, dtype=BFLOAT16, residual=False):
     """The weighted sum of the outputs of each token's experts."""
@@ -405,9 +441,12 @@ def compiled():
             launch = combine_norm(64, 8, length, dtype)
             yield MachineCode(f"experts/combine_norm/{pieces}/{dtype}", launch, blocks=1, contains=WIDE)
         yield MachineCode(f"experts/gather_rows/{dtype}", gather_rows(2048, 128, 8, 2048, dtype), blocks=12, contains=WIDE)
-        for name, describe in (("gate_up", wgmma_up), ("down", wgmma_projection)):
+        for name, describe in (
+            ("wgmma_gate_up", wgmma_up), ("wgmma_down", wgmma_projection), ("persistent_gate_up", persistent_up),
+            ("persistent_down", persistent_projection),
+        ):  # fmt: skip
             launch = describe(2048, **A3B, dtype=dtype)
-            yield MachineCode(f"experts/wgmma_{name}/{dtype}", launch, blocks=1, contains=WGMMA, targets=HOPPER)
+            yield MachineCode(f"experts/{name}/{dtype}", launch, blocks=1, contains=WGMMA, targets=HOPPER)
     yield from compiled_with_codes()
 
 
@@ -464,7 +503,12 @@ def small():
     for dtype in (BFLOAT16, FLOAT16):
         yield wgmma_up(40, 3, 2, 72, 40, dtype, FlatWgmmaTiling(1, 2))
         yield wgmma_projection(40, 3, 2, 40, 72, dtype, FlatWgmmaTiling(1, 2))
+        yield persistent_up(40, 3, 2, 72, 40, dtype, PersistentTiling(1, 64, 2))
+        yield persistent_projection(40, 3, 2, 40, 72, dtype, PersistentTiling(1, 64, 2))
     yield wgmma_up(330, 2, 1, 64, 32, tiling=FlatWgmmaTiling(1, 2))
+    yield persistent_up(330, 2, 1, 64, 64, tiling=PersistentTiling(1, 96, 2))
+    yield persistent_projection(330, 2, 1, 64, 128, tiling=PersistentTiling(1, 96, 2))
+    yield persistent_up(50, 4, 2, 136, 136, tiling=PersistentTiling(2, 32, 3))
     yield from each(combine, ((3, 8, 72), (2, 3, 19), (1, 1, 520)), dtype=DTYPES, residual=(False, True))
     yield from each(combine_norm, ((3, 8, 72), (2, 1, 520), (1, 3, 8)), dtype=(BFLOAT16, FLOAT16))
     yield from each(gated_add, ((3, 72), (2, 19), (1, 520)), dtype=DTYPES)
@@ -484,6 +528,8 @@ def large():
         yield grouped_projection(tokens, **few)
         yield wgmma_up(tokens, **few)
         yield wgmma_projection(tokens, **few)
+        yield persistent_up(tokens, **few)
+        yield persistent_projection(tokens, **few)
         yield combine(tokens, 8, 2048)
         yield combine_norm(tokens, 8, 2048)
 
@@ -519,7 +565,10 @@ def measured():
             for tokens in (32, 512):
                 yield measured_grouped(variant, describe, matrices, tokens, form)
     case, pairs = "2048 tokens, 8 of 128 experts, 2048 x 768, bfloat16", 2048 * 8
-    for variant, describe, matrices in (("wgmma_gate_up", wgmma_up, 2), ("wgmma_down", wgmma_projection, 1)):
+    for variant, describe, matrices in (
+        ("wgmma_gate_up", wgmma_up, 2), ("wgmma_down", wgmma_projection, 1), ("persistent_gate_up", persistent_up, 2),
+        ("persistent_down", persistent_projection, 1),
+    ):  # fmt: skip
         work, set_bytes = 2 * pairs * matrices * OF_MATRIX, 128 * matrices * OF_MATRIX * 2
         launch, peers = describe(2048, **A3B), ("_grouped_mm", "cuBLAS, expert by expert")
         yield Measured(launch, variant, case, unit=TFLOP_S, work=work, set_bytes=set_bytes, peers=peers)
