@@ -34,6 +34,8 @@ from minllm.kernels.experts.grouped_wgmma import TOKENS, wgmma_down, wgmma_gate_
 from minllm.kernels.experts.persistent_wgmma import PIECE, PersistentTiling, persistent_down, persistent_gate_up
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
 from minllm.kernels.experts.routing import route as launch_route
+from minllm.kernels.experts.sort_by_choice import sort_by_choice as launch_sort_by_choice
+from minllm.kernels.experts.sort_by_choice import sort_by_choice_reference
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 
@@ -128,6 +130,26 @@ def sort_by_expert(tokens, experts, chosen):
         **beside(launch_sort, "pairs", "offsets", experts=experts),
         moved=Moved(dict(expert_ids=8 * experts * pairs, pairs=4 * pairs, offsets=4 * (experts + 1)), dict(expert_ids=4 * pairs)),
         exact=True,
+    )
+
+
+@describes
+def sort_by_choice(tokens, experts, chosen, normalized=True, special=False):
+    """The router's choice, and its pairs in the order of experts; special: with equal logits, NaN and infinities."""
+
+    def arrays(noise):
+        return dict(
+            logits=router_logits(noise, tokens, experts, special), weights=noise.unwritten((tokens, chosen), FLOAT32),
+            pairs=noise.unwritten((tokens * chosen,), np.int32), offsets=noise.unwritten((experts + 1,), np.int32),
+        )  # fmt: skip
+
+    return Launch(
+        arrays,
+        call=calls(launch_sort_by_choice, normalized=normalized),
+        reference=returns(("weights", "pairs", "offsets"), sort_by_choice_reference, per_token=chosen, normalized=normalized),
+        moved=Moved(dict(weights=4 * tokens * chosen, pairs=4 * tokens * chosen, offsets=4 * (experts + 1))),
+        indices=("logits",),
+        exact=("pairs", "offsets"),
     )
 
 
@@ -415,6 +437,7 @@ def compiled():
     """Launches of Qwen3-30B-A3B: GEMVs that hold many loads in flight, and tiles on tensor cores."""
     yield MachineCode("experts/route", route(1, 128, 8), blocks=2)
     yield MachineCode("experts/sort_by_expert", sort_by_expert(64, 128, 8), blocks=4)
+    yield MachineCode("experts/sort_by_choice", sort_by_choice(64, 128, 8), blocks=1, contains=("REDUX.MAX",))
     for dtype in DTYPES:
         for name, norm in (("", False), ("_with_norm", True)):
             launch = gathered_gate_up(1, **A3B, dtype=dtype, norm=norm)
@@ -487,6 +510,8 @@ def small():
     yield from each(route, ((3, 9, 3), (2, 130, 8), (5, 4, 1), (1, 32, 32)), normalized=(True, False))
     yield route(4, 37, 5, special=True)
     yield from each(sort_by_expert, ((1, 9, 3), (70, 7, 4), (3, 34, 8), (33, 1, 1)))
+    yield from each(sort_by_choice, ((3, 9, 3), (40, 5, 2), (5, 70, 8), (1, 4, 1)), normalized=(True, False))
+    yield sort_by_choice(4, 37, 5, special=True)
     yield from each(gathered_gate_up, ((2, 5, 2, 264, 5), (1, 4, 3, 19, 7), (1, 3, 2, 520, 4)), dtype=DTYPES)
     yield from each(gathered_gate_up, ((2, 5, 2, 264, 5), (1, 4, 3, 19, 7)), dtype=DTYPES, norm=[True])
     yield from each(gathered_down, ((2, 5, 3, 5, 264), (1, 4, 2, 7, 19), (1, 9, 8, 3, 40)), dtype=DTYPES)
@@ -524,6 +549,8 @@ def large():
     for tokens in (8, 16, 64, 300, 1000):
         yield route(tokens, 128, 8)
         yield sort_by_expert(tokens, 128, 8)
+        if tokens <= 64:
+            yield sort_by_choice(tokens, 128, 8)
         yield grouped_up(tokens, **few)
         yield grouped_projection(tokens, **few)
         yield wgmma_up(tokens, **few)
@@ -577,5 +604,6 @@ def measured():
     yield Measured(combine_norm(2048, 8, 2048), "combine_norm", "2048 tokens, 8 experts each, 2048 features, bfloat16")
     for tokens in (64, 2048):
         case = f"{tokens} tokens, 8 of 128 experts"
-        for variant, describe in (("route", route), ("sort_by_expert", sort_by_expert)):
-            yield Measured(describe(tokens, 128, 8), variant, case, unit=MICROSECONDS, work=0, set_bytes=ONE_SET)
+        for variant, describe in (("route", route), ("sort_by_expert", sort_by_expert), ("sort_by_choice", sort_by_choice)):
+            if tokens <= 64 or variant != "sort_by_choice":
+                yield Measured(describe(tokens, 128, 8), variant, case, unit=MICROSECONDS, work=0, set_bytes=ONE_SET)

@@ -2,8 +2,8 @@
 
     one token      router and gather GEMVs, fused with the norm before them and the residual addition after them
     a few tokens   gather GEMVs, which find the chosen experts by themselves and read one choice after another
-    more           a counting sort brings the tokens of each expert together, for two grouped GEMMs; combine adds a token's experts, and
-                   with them the residual and the next layer's norm, unless other ranks add to the result
+    more           a counting sort, up to 64 tokens in the kernel of the choice, brings the tokens of each expert together, for two grouped
+                   GEMMs; combine adds a token's experts, and with them the residual and the next layer's norm, unless other ranks add too
     prompts        the same on Hopper, by TMA and wgmma, which needs the rows of x in the order of experts
 
 float32 and rows that are not whole 16-byte vectors take the GEMVs for any number of tokens. Weights in int4 and fp8 take GEMVs and grouped
@@ -25,6 +25,8 @@ from minllm.kernels.experts.gather_rows import gather_rows
 from minllm.kernels.experts.grouped_gemm import fits, grouped_down, grouped_gate_up
 from minllm.kernels.experts.grouped_wgmma import takes, wgmma_down, wgmma_gate_up
 from minllm.kernels.experts.routing import route
+from minllm.kernels.experts.sort_by_choice import MOST_TOKENS as MOST_SORTED_TOKENS
+from minllm.kernels.experts.sort_by_choice import sort_by_choice
 from minllm.ops.cuda_linear import CudaLinear
 from minllm.ops.protocol import Array, NormWeights, Routing
 from minllm.runtime.device import HOPPER
@@ -81,11 +83,9 @@ class CudaExperts(CudaLinear):
 
     def _outputs(self, x: Array, logits: Array, gate_up: Linear, down: Linear, routing: Routing) -> tuple[Array, Array]:
         """(outputs [T * per_token, hidden], weights [T, per_token]) of each token's chosen experts, by grouped GEMMs."""
-        expert_ids, weights = self._chosen(logits, routing)
-        pairs, offsets = self.empty((expert_ids.size,), np.int32), self.empty((routing.experts + 1,), np.int32)
-        self._launcher("sort_by_expert", sort_by_expert)(expert_ids, pairs, offsets, stream=self.stream)
-        activated, outputs = self._activated(x, gate_up, routing), self.empty((expert_ids.size, x.shape[1]), self.dtype)
-        if self.capability == HOPPER and gate_up.format.is_plain and takes(expert_ids.size, routing.experts):
+        weights, pairs, offsets = self._sorted(logits, routing)
+        activated, outputs = self._activated(x, gate_up, routing), self.empty((pairs.size, x.shape[1]), self.dtype)
+        if self.capability == HOPPER and gate_up.format.is_plain and takes(pairs.size, routing.experts):
             gather_rows(x, pairs, outputs, self.stream)  # the same shape, and free until the experts' outputs are written
             wgmma_gate_up(outputs, pairs, offsets, gate_up.weight, activated, self.stream)
             wgmma_down(activated, pairs, offsets, down.weight, outputs, self.stream)
@@ -100,12 +100,18 @@ class CudaExperts(CudaLinear):
         gated_add(x, y, gate, out, self.stream)
         return out
 
-    def _chosen(self, logits: Array, routing: Routing) -> tuple[Array, Array]:
-        """(expert_ids, weights), both [T, per_token]."""
-        shape = (logits.shape[0], routing.per_token)
-        expert_ids, weights = self.empty(shape, np.int32), self.empty(shape, np.float32)
+    def _sorted(self, logits: Array, routing: Routing) -> tuple[Array, Array, Array]:
+        """(weights [T, per_token], pairs [T * per_token], offsets [experts + 1]) of the chosen experts, in one kernel for a few tokens."""
+        tokens = logits.shape[0]
+        weights, pairs = self.empty((tokens, routing.per_token), np.float32), self.empty((tokens * routing.per_token,), np.int32)
+        offsets = self.empty((routing.experts + 1,), np.int32)
+        if tokens <= MOST_SORTED_TOKENS and self.variants.get("matmul") != "fixed_order" and "sort_by_expert" not in self.own:
+            sort_by_choice(logits, weights, pairs, offsets, routing.normalized, self.stream)
+            return weights, pairs, offsets
+        expert_ids = self.empty(weights.shape, np.int32)
         route(logits, expert_ids, weights, routing.normalized, self.stream)
-        return expert_ids, weights
+        self._launcher("sort_by_expert", sort_by_expert)(expert_ids, pairs, offsets, stream=self.stream)
+        return weights, pairs, offsets
 
     def _activated(self, x: Array, gate_up: Linear, routing: Routing) -> Array:
         """An array for gate and up of all pairs of a token and its expert, [T * per_token, intermediate]."""

@@ -33,8 +33,8 @@ def make_choice(experts: int, chosen: int):
     own = ceil_div(experts, WARP)
 
     @cuda.jit(device=True)
-    def choose(logits, token, expert_ids, lane):
-        """expert_ids[:k] = the experts of a row of logits [T, E], from the largest logit down; called by one whole warp."""
+    def choose(logits, token, expert_ids, first, lane):
+        """expert_ids[first : + k] = the experts of a row of logits [T, E], from the largest logit down; called by one whole warp."""
         keys = cuda.local.array(own, uint32)
         for i in range(own):
             expert = lane * own + i
@@ -47,7 +47,7 @@ def make_choice(experts: int, chosen: int):
             largest = redux_sync_max_u32(best, uint32(ALL_LANES))
             winner = cuda.ffs(cuda.ballot_sync(ALL_LANES, best == largest)) - 1
             if lane == winner:
-                expert_ids[rank] = lane * own + at
+                expert_ids[first + rank] = lane * own + at
                 for i in range(own):
                     if i == at:
                         keys[i] = uint32(0)
@@ -61,18 +61,18 @@ def make_weights(experts: int, chosen: int):
     """The device function for the weights of `chosen` of `experts` experts."""
 
     @cuda.jit(device=True)
-    def weigh(logits, token, normalized, expert_ids, weights, lane):
-        """weights[:k] = the softmax of the chosen experts' logits, over them if normalized, or over all; by one whole warp."""
-        largest, total = logits[token, expert_ids[0]], float32(0)
+    def weigh(logits, token, normalized, expert_ids, weights, first, lane):
+        """weights[first : + k] = the softmax of the logits of expert_ids[first : + k], over them if normalized, or over all; by a warp."""
+        largest, total = logits[token, expert_ids[first]], float32(0)
         if normalized:
             for rank in range(chosen):
-                total += math.exp(logits[token, expert_ids[rank]] - largest)
+                total += math.exp(logits[token, expert_ids[first + rank]] - largest)
         else:
             for expert in range(lane, experts, WARP):
                 total += math.exp(logits[token, expert] - largest)
             total = warp_sum(total)
         if lane < chosen:
-            weights[lane] = math.exp(logits[token, expert_ids[lane]] - largest) / total
+            weights[first + lane] = math.exp(logits[token, expert_ids[first + lane]] - largest) / total
         cuda.syncwarp()
 
     return weigh

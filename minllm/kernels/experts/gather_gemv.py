@@ -202,7 +202,7 @@ def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, read
         inner, token = int32(out.shape[1]), pair // chosen
         expert_ids = cuda.shared.array(chosen, int32)
         if warp == 0:
-            choose(logits, token, expert_ids, lane)
+            choose(logits, token, expert_ids, 0, lane)
         cuda.syncthreads()
         if first >= inner:
             return
@@ -242,8 +242,8 @@ def down_gemv_kernel(inner: int, experts: int, chosen: int, dtype: str, reads: s
         hidden = out.shape[1]
         expert_ids, weights = cuda.shared.array(chosen, int32), cuda.shared.array(chosen, float32)
         if warp == 0:
-            choose(logits, token, expert_ids, lane)
-            weigh(logits, token, normalized, expert_ids, weights, lane)
+            choose(logits, token, expert_ids, 0, lane)
+            weigh(logits, token, normalized, expert_ids, weights, 0, lane)
         cuda.syncthreads()
         if feature >= hidden:
             return
