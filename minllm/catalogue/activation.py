@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, beside, calls, describes, each
-from minllm.catalogue.rows import BFLOAT16, CODES, DTYPES, FLOAT32, UNIT, before_quantization, is_whole, longest_rows, quantized
+from minllm.catalogue.rows import BFLOAT16, CODES, DTYPES, FLOAT32, UNIT, before_quantization, is_whole, longest_short_rows, quantized
 from minllm.kernels.activation.gelu import FORMULAS
 from minllm.kernels.activation.gelu import gelu as launch_gelu
 from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
@@ -78,7 +78,7 @@ def compiled():
         yield MachineCode(f"activation/silu/elements/{dtype}", silu(1, 65, dtype), blocks=24)
         yield MachineCode(f"activation/silu/vectors/{dtype}", silu(1, 8192, dtype), blocks=24, contains=WIDE)
         for code, targets in CODES.items():
-            for pieces, length in longest_rows(dtype):
+            for pieces, length in longest_short_rows(dtype):
                 name, launch = f"activation/silu_quantized/{code}/{pieces}/{dtype}", silu_quantized(1, length, dtype, code)
                 yield MachineCode(name, launch, blocks=1, contains=WIDE[:1], targets=targets)
         for name, approximate in (("gelu", "none"), ("gelu_tanh", "tanh")):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.catalogue.launch import WIDE, Launch, MachineCode, Measured, Moved, beside, calls, describes, each
-from minllm.catalogue.rows import BFLOAT16, CODES, DTYPES, UNIT, before_quantization, is_whole, longest_rows, quantized
+from minllm.catalogue.rows import BFLOAT16, CODES, DTYPES, UNIT, before_quantization, is_whole, longest_rows, longest_short_rows, quantized
 from minllm.kernels.normalization.layer_norm import layer_norm as launch_layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm as launch_rms_norm
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
@@ -105,8 +105,9 @@ def compiled():
             end = f"{pieces}/{dtype}"
             yield MachineCode(f"normalization/rms_norm/vectors/{end}", rms_norm(1, length, dtype), blocks=1, contains=WIDE)
             yield MachineCode(f"normalization/layer_norm/vectors/{end}", layer_norm(1, length, dtype), blocks=1, contains=WIDE)
+        for pieces, length in longest_short_rows(dtype):
             for code, targets in CODES.items():
-                name, launch = f"normalization/rms_norm_quantized/{code}/{end}", rms_norm_quantized(1, length, dtype, code)
+                name, launch = f"normalization/rms_norm_quantized/{code}/{pieces}/{dtype}", rms_norm_quantized(1, length, dtype, code)
                 yield MachineCode(name, launch, blocks=1, contains=WIDE, targets=targets)
 
 

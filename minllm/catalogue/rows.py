@@ -4,8 +4,8 @@ import numpy as np
 
 from minllm.catalogue.launch import FP8_TARGETS, TARGETS
 from minllm.kernels.arguments import FLOAT_DTYPES
-from minllm.kernels.normalization.row import HELD, THREADS
-from minllm.kernels.vector import VECTOR_BYTES
+from minllm.kernels.normalization.row import HELD, HELD_IN_SHORT_BLOCK, LONG_BLOCK, SHORT_BLOCK, THREADS
+from minllm.kernels.vector import VECTOR_BYTES, vector_access
 from minllm.weights.fp8 import quantize_fp8
 from minllm.weights.int8 import quantize_int8
 
@@ -18,6 +18,13 @@ UNIT = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # error of the sca
 def longest_rows(dtype):
     """(vectors per thread, elements) of the longest rows with one vector per thread, and with as many as registers hold."""
     return [(pieces, pieces * THREADS * VECTOR_BYTES // dtype.itemsize) for pieces in (1, HELD * dtype.itemsize // VECTOR_BYTES)]
+
+
+def longest_short_rows(dtype, held=None):
+    """The same for blocks of few threads, which hold a vector in `held` registers, by default as float32."""
+    width = vector_access(dtype)[0]
+    most = HELD_IN_SHORT_BLOCK // (held or width)
+    return [(1, SHORT_BLOCK * width), (most, most * LONG_BLOCK * width)]
 
 
 def quantized(values, code):

@@ -15,10 +15,11 @@ from minllm.catalogue.matmul.quantized import (
     quantized_qkv,
     targets_of,
 )
-from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32, longest_rows
+from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32, longest_short_rows
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.quantized import fp8_block_wgmma
 from minllm.kernels.matmul.quantized.batched_gemv.gemv import choose_tiling as choose_batched_tiling
+from minllm.kernels.matmul.quantized.rows import WORDS
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS
 
@@ -53,7 +54,7 @@ def compiled_8_bits(dtype):
         for numbers in (False, True):
             name = f"matmul/quantize_rows/{form}/{'numbers' if numbers else 'codes'}/{dtype}"
             yield MachineCode(name, quantize_rows(1, 7, form, dtype, numbers), blocks=4, **only)
-        for pieces, length in longest_rows(dtype):
+        for pieces, length in longest_short_rows(dtype, WORDS):
             name = f"matmul/quantize_vectors/{form}/{pieces}/{dtype}"
             yield MachineCode(name, quantize_rows(1, length, form, dtype), blocks=1, contains=LOADS, **only)
         for m in (1, 8):

@@ -14,16 +14,16 @@ Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equatio
 import functools
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.matmul.quantized.rows import QuantizedRows, make_write_codes, quantize_rows
+from minllm.kernels.matmul.quantized.rows import WORDS, QuantizedRows, make_write_codes, quantize_rows
 from minllm.kernels.normalization.rms_norm import rms_norm
-from minllm.kernels.normalization.row import row_in_registers
+from minllm.kernels.normalization.row import LONG_BLOCK, row_in_short_block
 from minllm.kernels.reduction import block_sum
-from minllm.kernels.vector import vector_access
+from minllm.kernels.vector import load_words, vector_access, vector_unpack
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -31,37 +31,47 @@ from minllm.tiles.warp import WARP
 @functools.cache
 def rms_norm_quantized_kernel(code: str, dtype: np.dtype, pieces: int, has_residual: bool):
     """The kernel in which each thread holds `pieces` vectors of the row; code: "int8" or "fp8"."""
-    width, load, store = vector_access(dtype)
-    held, write_codes = pieces * width, make_write_codes(code, width, pieces)
+    (width, _, store), unpack = vector_access(dtype), vector_unpack(dtype)
+    held, held_words, write_codes = pieces * width, pieces * WORDS, make_write_codes(code, width, pieces)
 
-    @kernel(launch_bounds=(1024, 1), dependent_launch=True)
+    @kernel(launch_bounds=(LONG_BLOCK, 1), dependent_launch=True)
     def rms_norm_quantized_kernel(x, residual, weight, codes, scales, epsilon):
         """x, residual: [T, H]; weight: [H]; codes: [T, H]; scales: [T]; one block per token."""
         token, hidden = cuda.blockIdx.x, x.shape[1]
         row, squares, partials = token * hidden, cuda.shared.array(WARP, float32), cuda.shared.array(WARP, float32)
-        values, weights, addend = cuda.local.array(held, float32), cuda.local.array(held, float32), cuda.local.array(width, float32)
+        values, other = cuda.local.array(held, float32), cuda.local.array(width, float32)
+        words, addends, weights = (
+            cuda.local.array(held_words, uint32), cuda.local.array(held_words, uint32), cuda.local.array(held_words, uint32)
+        )  # fmt: skip
         for piece in range(pieces):
-            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            i = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width
             if i < hidden:
-                load(weight, i, weights, at)  # no kernel writes the weight, so this load may overlap the preceding kernel
+                load_words(weight, i, weights, piece * WORDS)  # no kernel writes the weight, so this load may overlap the preceding kernel
         wait_for_predecessors()
+        for piece in range(pieces):  # all loads are in flight before the first number is looked at
+            i = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width
+            if i < hidden:
+                load_words(x, row + i, words, piece * WORDS)
+                if has_residual:
+                    load_words(residual, row + i, addends, piece * WORDS)
         sum_of_squares = float32(0)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
-                load(x, row + i, values, at)
+                unpack(words, piece * WORDS, values, at)
                 if has_residual:
-                    load(residual, row + i, addend, 0)
+                    unpack(addends, piece * WORDS, other, 0)
                     for k in range(width):
-                        values[at + k] += addend[k]
+                        values[at + k] += other[k]
                     store(residual, row + i, values, at)
                 for k in range(width):
                     sum_of_squares += values[at + k] * values[at + k]
         inverse_rms = libdevice.rsqrtf(block_sum(sum_of_squares, squares) / float32(hidden) + epsilon)
         for piece in range(pieces):
             if (piece * cuda.blockDim.x + cuda.threadIdx.x) * width < hidden:
-                for at in range(piece * width, piece * width + width):
-                    values[at] *= inverse_rms * weights[at]
+                unpack(weights, piece * WORDS, other, 0)
+                for k in range(width):
+                    values[piece * width + k] *= inverse_rms * other[k]
         write_codes(values, token, codes, scales, partials)
 
     return rms_norm_quantized_kernel
@@ -78,7 +88,7 @@ def rms_norm_quantized(x, weight, empty, epsilon, residual=None, stream=None, co
     check_array("weight", weight, (x.dtype,), hidden=hidden)
     if residual is not None:
         check_array("residual", residual, (x.dtype,), tokens=tokens, hidden=hidden)
-    shape = row_in_registers(hidden, x, x if residual is None else residual, weight)
+    shape = row_in_short_block(hidden, vector_access(x.dtype)[0], x, x if residual is None else residual, weight)
     if not shape:
         out = empty(x.shape, x.dtype)
         rms_norm(x, weight, out, epsilon, residual, stream)

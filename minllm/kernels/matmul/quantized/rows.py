@@ -3,8 +3,9 @@
     scale[m] = max over k of |x[m, k]| / largest        code[m, k] = round(x[m, k] / scale[m])        largest: 127 (int8), 448 (fp8)
 
 M rows of K numbers: about 5 M K FLOPs, M K b bytes read and M K written; memory-bound. One block per row; its threads keep the row in
-registers between the maximum and the codes. A row that is too long for that, or not aligned to 16 bytes, is read a second time. The results
-equal quantize_int8 and quantize_fp8 of weights/, bit for bit: the reciprocal is exact, and adding 1.5 * 2**23 rounds as rint does.
+registers, as it is in memory, between the maximum and the codes. A row that is too long for that, or not aligned to 16 bytes, is read a
+second time. The results equal quantize_int8 and quantize_fp8 of weights/, bit for bit: the reciprocal is exact, and adding 1.5 * 2**23
+rounds as rint does.
 
 For a GEMM of 16-bit numbers the codes are written as 16-bit numbers: bfloat16 and float16 hold every code of both formats exactly. RMSNorm
 writes codes itself (normalization/rms_norm_quantized.py).
@@ -18,14 +19,16 @@ from numba import cuda, float32, uint8, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.normalization.row import row_in_registers
+from minllm.kernels.normalization.row import LONG_BLOCK, SHORT_BLOCK, row_in_short_block
 from minllm.kernels.reduction import block_max
-from minllm.kernels.vector import vector_access
+from minllm.kernels.vector import VECTOR_BYTES, load_words, vector_access, vector_unpack
 from minllm.ptx import float_as_uint, pack_e4m3x2, rcp_rn, store_32, store_64, unpack_e4m3x2
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 THREADS = 256
+WORDS = VECTOR_BYTES // 4  # of a vector
+FEW_ROWS = 128  # an SM gets one row at most, which more threads shorten
 LARGEST = {"int8": 127, "fp8": 448}
 ROUNDING = 12582912.0  # 1.5 * 2**23
 
@@ -82,54 +85,69 @@ def fp8_word(values, at):
 
 
 @functools.cache
-def make_write_codes(code: str, width: int, pieces: int):
-    """write_codes(values, row, codes, scales, partials): quantise a row in registers.
+def make_take(width: int):
+    """take(held, at, values, to): the `unpack` of a row that is held as float32."""
 
-    values: `pieces` vectors of `width` numbers per thread, which are overwritten; codes [M, K], scales [M]; partials: float32 [32] in
-    shared memory, used by nothing else.
+    @cuda.jit(device=True)
+    def take(held, at, values, to):
+        for k in range(width):
+            values[to + k] = held[at + k]
+
+    return take
+
+
+@functools.cache
+def make_write_codes(code: str, width: int, pieces: int, unpack: Any = None):
+    """write_codes(held, row, codes, scales, partials): quantise a row in registers.
+
+    held: `pieces` vectors of `width` numbers per thread, as words with their `unpack` (kernels/vector.py), or as float32. codes [M, K],
+    scales [M]; partials: float32 [32] in shared memory, used by nothing else.
     """
+    each, unpack = (width, make_take(width)) if unpack is None else (WORDS, unpack)
     largest, inverse_largest, word_of = float(LARGEST[code]), 1 / LARGEST[code], {"int8": int8_word, "fp8": fp8_word}[code]
 
     @cuda.jit(device=True)
-    def write_codes(values, row, codes, scales, partials):
-        length, top = codes.shape[1], float32(0)
+    def write_codes(held, row, codes, scales, partials):
+        length, top, values = codes.shape[1], float32(0), cuda.local.array(width, float32)
         for piece in range(pieces):
             if (piece * cuda.blockDim.x + cuda.threadIdx.x) * width < length:
+                unpack(held, piece * each, values, 0)
                 for k in range(width):
-                    top = max(top, abs(values[piece * width + k]))
+                    top = max(top, abs(values[k]))
         scale = block_max(top, partials) * float32(inverse_largest)
         inverse = rcp_rn(scale) if scale > float32(0) else float32(0)
         if cuda.threadIdx.x == 0:
             scales[row] = scale
         for piece in range(pieces):
-            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            i = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width
             if i < length:
+                unpack(held, piece * each, values, 0)
                 for k in range(width):
-                    values[at + k] = min(max(values[at + k] * inverse, float32(-largest)), float32(largest))
+                    values[k] = min(max(values[k] * inverse, float32(-largest)), float32(largest))
                 if width == 8:
-                    store_64(codes, row * length + i, word_of(values, at), word_of(values, at + 4))
+                    store_64(codes, row * length + i, word_of(values, 0), word_of(values, 4))
                 else:
-                    store_32(codes, row * length + i, word_of(values, at))
+                    store_32(codes, row * length + i, word_of(values, 0))
 
     return write_codes
 
 
 @functools.cache
 def quantize_vectors_kernel(code: str, dtype: np.dtype, pieces: int):
-    """The kernel that keeps a row of `dtype` in registers, `pieces` vectors per thread; code: "int8" or "fp8"."""
-    width, load, _ = vector_access(dtype)
-    held, write_codes = pieces * width, make_write_codes(code, width, pieces)
+    """The kernel that keeps a row of `dtype` in registers as it is in memory, `pieces` vectors per thread; code: "int8" or "fp8"."""
+    width, _, _ = vector_access(dtype)
+    held_words, write_codes = pieces * WORDS, make_write_codes(code, width, pieces, vector_unpack(dtype))
 
-    @kernel(launch_bounds=(1024, 1), dependent_launch=True)
+    @kernel(launch_bounds=(LONG_BLOCK, 1), dependent_launch=True)
     def quantize_vectors_kernel(x, codes, scales):
         """x [M, K], codes [M, K], scales [M]; one block per row."""
-        row, values, partials = cuda.blockIdx.x, cuda.local.array(held, float32), cuda.shared.array(WARP, float32)
+        row, words, partials = cuda.blockIdx.x, cuda.local.array(held_words, uint32), cuda.shared.array(WARP, float32)
         wait_for_predecessors()
-        for piece in range(pieces):
+        for piece in range(pieces):  # all loads are in flight before the first number is looked at
             i = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width
             if i < x.shape[1]:
-                load(x, row * x.shape[1] + i, values, piece * width)
-        write_codes(values, row, codes, scales, partials)
+                load_words(x, row * x.shape[1] + i, words, piece * WORDS)
+        write_codes(words, row, codes, scales, partials)
 
     return quantize_vectors_kernel
 
@@ -166,7 +184,8 @@ def quantize_rows(x, empty, stream=None, code: str = "int8", as_numbers: bool = 
     """
     check_array("x", x, FLOAT_DTYPES, M=None, K=None)
     rows = QuantizedRows(empty(x.shape, x.dtype if as_numbers else np.dtype(np.uint8)), empty((x.shape[0],), np.dtype(np.float32)))
-    if not as_numbers and (shape := row_in_registers(x.shape[1], x)):
+    wanted = LONG_BLOCK if x.shape[0] <= FEW_ROWS else SHORT_BLOCK  # the maximum does not depend on the order, so a row's codes do not either
+    if not as_numbers and (shape := row_in_short_block(x.shape[1], WORDS, x, wanted=wanted)):
         threads, pieces = shape
         launch(quantize_vectors_kernel(code, x.dtype, pieces), x.shape[0], threads, (x, *rows), stream)
         return rows
