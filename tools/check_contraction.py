@@ -40,7 +40,7 @@ def launched():
     """{(function, argument types): options} of all launches of the table; nothing runs."""
     found = {}
 
-    def note(how, arguments, detect):
+    def note(how, arguments, detect, tracers):
         found.setdefault((plain_function(how.kernel), how.types), getattr(how.kernel, "options", {}))
 
     with patch.object(simulator, "why_in_threads", note):

@@ -1,10 +1,11 @@
-"""How many times faster the simulator's lanes are than its threads, for a few launches, with detectors and without.
+"""How many times faster the simulator's lanes are than its threads, for a few launches, with detectors, without, and traced.
 
 Both engines run in one process, in turn; the factor is the quotient of their best CPU times. Targets are factors that a change of the lanes
 should not lose. In a clone of the repository, each kernel's launch of the tests is run in lanes, and those that cannot are listed with the
 reason.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from minllm.kernels.attention.ladder import materialized
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.ladder.tiled import tiled_kernel
 from minllm.kernels.matmul.wgmma import wgmma
-from minllm.sim import detecting, engines, simulate, using_engine
+from minllm.sim import detecting, engines, simulate, tracing, using_engine
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 COLUMNS = "{:<56} {:<14} {:>9} {:>9} {:>8} {:>8}"
@@ -90,10 +91,10 @@ CASES = (
 )
 
 
-def seconds(case: EngineCase, engine: str, detect: bool, repeats: int) -> float:
+def seconds(case: EngineCase, engine: str, detect: bool, traced: bool, repeats: int) -> float:
     """CPU seconds of a launch: the best of `repeats` runs after a warm-up."""
     times = []
-    with detecting(detect), using_engine(engine):
+    with detecting(detect), using_engine(engine), tracing() if traced else contextlib.nullcontext():
         for _ in range(repeats + 1):
             start = time.process_time()
             case.run()
@@ -126,14 +127,15 @@ def count_launches(launches: dict[str, Callable[[], None]], out: TextIO | None =
 
 
 def measure(repeats: int, cases: tuple[EngineCase, ...] = CASES, out: TextIO | None = None) -> list[Row]:
-    """Print a line and make a row for each case, with detectors and without. out: where to print, by default standard output."""
+    """Print a line and make a row for each case, with detectors, without, and traced. out: where to print, by default standard output."""
     print(COLUMNS.format("case", "detectors", "threads", "lanes", "factor", "target"), file=out)
     rows = []
     for case in cases:
-        for detect, target in ((True, case.target_detecting), (False, case.target)):
-            threads, lanes = (seconds(case, engine, detect, repeats) for engine in ("threads", "lanes"))
+        ways = ("on", True, False, case.target_detecting), ("off", False, False, case.target), ("off, traced", False, True, "")
+        for detectors, detect, traced, target in ways:
+            threads, lanes = (seconds(case, engine, detect, traced, repeats) for engine in ("threads", "lanes"))
             factor = threads / lanes
             numbers = f"{threads:.4f}", f"{lanes:.4f}", f"{factor:.1f}", f"{target}"
-            print(COLUMNS.format(case.name, "on" if detect else "off", *numbers), file=out)
-            rows.append(Row("simulator", case.name, f"threads over lanes, detectors {'on' if detect else 'off'}", round(factor, 2), "x"))
+            print(COLUMNS.format(case.name, detectors, *numbers).rstrip(), file=out)
+            rows.append(Row("simulator", case.name, f"threads over lanes, detectors {detectors}", round(factor, 2), "x"))
     return rows

@@ -118,6 +118,8 @@ def store_asynchronously(address, words, barrier):
     if completes.block is not target:
         fail("st.async to one block with an mbarrier of another")
 
+    target.shared_transfer(current_thread(), "st_async", offset, words.nbytes)
+
     def land(thread):
         target.shared_root.window(offset, words.nbytes, kind="write", thread=thread)[:] = words.view(np.uint8)
 

@@ -55,6 +55,11 @@ class Product:
         """The Numbers of the operands' dtype."""
         return NUMBERS[self.dtype]
 
+    @property
+    def flops(self):
+        """FLOPs of one wgmma."""
+        return 2 * 64 * self.n * self.numbers.depth
+
 
 class Call(NamedTuple):
     """One thread's call of a wgmma. transfer: of the operands in shared memory, a Transfer in the warpgroup's first thread or None."""
@@ -121,7 +126,7 @@ def multiply(threads, calls, accumulators):
         fail(f"the threads of a warpgroup do not all execute the same {product.name} on the same operands")
     block = threads[0].block
     if block.monitor is not None:
-        block.monitor.flops(threads[0], 2 * 64 * product.n * product.numbers.depth, product.name)
+        block.monitor.flops(threads[0], product.flops, product.name)
     memory = asynchronous_view(block)
     left = a_from_registers(calls, product, threads) if product.a_in_registers else operand(memory, a, 64, product.a_major, product.dtype)
     right = operand(memory, b, product.n, product.b_major, product.dtype)

@@ -5,7 +5,7 @@
 
 The environment variable MINLLM_SIM_ENGINE names the engine outside of such a context. The engines compute the same bits. Threads run every
 kernel, one instruction of one thread after the other, under every monitor. Lanes run a whole block, or several, at once, 5 to 200 times
-as fast; a launch that they have no form of runs in threads.
+as fast, and make the same traces; a launch that they have no form of, or that another monitor observes, runs in threads.
 """
 
 import contextlib

@@ -5,6 +5,7 @@ like float32, and each addition, subtraction, multiplication and division counts
 (exp, 1 / sqrt(x), ex2, ...) as one. Comparisons, minima, maxima, signs, conversions and integer arithmetic do not count.
 """
 
+import operator
 import types as python_types
 from collections import Counter
 
@@ -35,22 +36,23 @@ def counted(value):
     return tuple(map(counted, value)) if type(value) is tuple else value
 
 
-def operator(name, kind):
+def counting(name, kind):
     """An arithmetic operator of CountedFloat32. name: a method of float32; kind: the key of its count in `operations`."""
     plain = getattr(np.float32, name)
 
     def operate(self, other):
         value = plain(self, other)
-        if value is not NotImplemented:
+        if type(value) is np.float32:
             operations[kind] += 1
-        return CountedFloat32(value) if type(value) is np.float32 else value
+            return CountedFloat32(value)
+        return value
 
     return operate
 
 
 for _name, _kind in dict(add="add", sub="add", mul="multiply", truediv="divide").items():
     for _side in ("", "r"):
-        setattr(CountedFloat32, f"__{_side}{_name}__", operator(f"__{_side}{_name}__", f"float32 {_kind}"))
+        setattr(CountedFloat32, f"__{_side}{_name}__", counting(f"__{_side}{_name}__", f"float32 {_kind}"))
 CountedFloat32.__neg__ = lambda self: CountedFloat32(np.float32.__neg__(self))
 CountedFloat32.__abs__ = lambda self: CountedFloat32(np.float32.__abs__(self))
 
@@ -107,17 +109,20 @@ def uncounted(value):
     return +value if isinstance(value, np.float32) else np.float32(value)
 
 
+def operations_of(name):
+    """(kind, FLOPs) of a function of math or libdevice: a function has one, a fused multiply-add two, what is no arithmetic none."""
+    return ("multiply-add", 2) if name.startswith("fma") else ("function", int(name not in NOT_ARITHMETIC))
+
+
 def counted_math(name, found):
-    """The counted version of `found`, called `name` in math or libdevice: one FLOP per call, two for a fused multiply-add."""
-    if not callable(found) or name in NOT_ARITHMETIC:
-        return found
-    return counted_function(found, 2 if name.startswith("fma") else 1)
+    """The counted version of `found`, called `name` in math or libdevice."""
+    return counted_function(found, operations_of(name)[1]) if callable(found) else found
 
 
 class CountedCuda(SimulatedCuda):
     """The module `numba.cuda`, of which only fma counts FLOPs."""
 
-    fma = staticmethod(counted_function(CUDA.fma, 2))
+    fma = staticmethod(counted_function(lambda *operands: CUDA.fma(*(+one if type(one) is CountedFloat32 else one for one in operands)), 2))
 
 
 REPLACED = {
@@ -147,6 +152,9 @@ def replacement(value, done):
         return CountedModule(value, lambda name, found: replacement(found, done))
     if value is np.float32:
         return CountedCast(value)
+    if isinstance(value, tuple):
+        items = [replacement(item, done) for item in value]
+        return value if all(map(operator.is_, items, value)) else value._make(items) if hasattr(value, "_make") else tuple(items)
     if not isinstance(value, python_types.FunctionType):
         return value
     if hasattr(value, "simulated_twin_of"):

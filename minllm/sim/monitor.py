@@ -33,6 +33,7 @@ class Monitor:
     """
 
     scalar_type = None  # optional: Numba type -> the cast that kernels use instead of the usual one
+    scalar_argument = None  # optional: a function of each number that the kernel is launched with; its result is passed instead
     spaces = ("global", "shared", "local", "constant")  # memory spaces of which accesses are reported
     all_must_meet = False  # whether threads that have returned keep a barrier of the whole grid from completing
     array_class = None  # optional: a subclass of monitored_arrays.MonitoredArray for the kernel's arrays
@@ -113,7 +114,8 @@ class Monitor:
         """An event of asynchronous copies into shared memory.
 
         "cp_async": a copy starts; it is in flight until the thread's `access` of kind "write" to the same bytes. "bulk": a bulk copy
-        starts; it is in flight until its transfer ends. "cp_async_commit_group", and "cp_async_wait_group_N", about to wait until at most
+        starts; it is in flight until its transfer ends. "st_async": a store to another block of the cluster starts; it is in flight until
+        the `access` to the same bytes of that block. "cp_async_commit_group", and "cp_async_wait_group_N", about to wait until at most
         N groups are in flight, have 0 bytes.
         """
 
@@ -138,6 +140,9 @@ class Monitor:
     def end(self):
         """All blocks have ended."""
 
+    def traced(self, trace):
+        """The launch has ended in lanes, with this Trace. Only a monitor that overrides this method can do without the other events."""
+
     def stopped(self, error):
         """The launch has stopped with an error; a monitor may raise another that explains it."""
 
@@ -151,6 +156,7 @@ class Monitors(Monitor):
     def __init__(self, monitors):
         self.monitors = list(monitors)
         self.scalar_type = next((monitor.scalar_type for monitor in self.monitors if monitor.scalar_type is not None), None)
+        self.scalar_argument = next((one.scalar_argument for one in self.monitors if one.scalar_argument is not None), None)
         self.array_class = next((monitor.array_class for monitor in self.monitors if monitor.array_class is not None), None)
         self.all_must_meet = any(monitor.all_must_meet for monitor in self.monitors)
         for name in HOOKS:

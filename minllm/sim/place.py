@@ -41,6 +41,11 @@ def file_of(code):
     return "cell" if folder.startswith("ipykernel_") else code.co_filename
 
 
+def file_and_function(code):
+    """Where the lines of a code object are, as text, `file, function`."""
+    return f"{os.path.basename(file_of(code))}, {code.co_name}"
+
+
 def describe(frame):
     """The position of a frame as text, `file:line in function`."""
     return f"{file_of(frame.f_code)}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "unknown place"
@@ -70,6 +75,11 @@ def instruction_starts(code):
 def instruction(frame):
     """(code, offset) of the instruction that a frame executes."""
     return frame.f_code, instruction_starts(frame.f_code)[frame.f_lasti >> 1]
+
+
+def item_names(items, name):
+    """The names of the items of an argument that is a tuple: `name.field` or `name[0]`."""
+    return [f"{name}.{field}" for field in getattr(items, "_fields", ())] or [f"{name}[{number}]" for number in range(len(items))]
 
 
 _code_numbers = {}

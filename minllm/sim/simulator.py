@@ -18,8 +18,9 @@ from minllm.sim.detectors import detectors, is_detecting
 from minllm.sim.engines import chosen_engine, launches
 from minllm.sim.lanes.engine import SUSPICION, UNFORESEEN, disagree, run_in_lanes, was_in_vain
 from minllm.sim.machine import Block
-from minllm.sim.monitor import Launch, combined
+from minllm.sim.monitor import Launch, combined, hears
 from minllm.sim.monitored_arrays import checked
+from minllm.sim.place import item_names
 from minllm.sim.processes import check_spreading, spread
 from minllm.sim.progress import shown
 from minllm.sim.records import Record
@@ -27,6 +28,7 @@ from minllm.sim.rewrite import for_simulation, plain_function, swap
 from minllm.sim.scalars import simulated_type
 from minllm.sim.signatures import signature_for
 from minllm.sim.thread import Dimensions
+from minllm.sim.trace_timeline import Timeline
 from minllm.sim.typing.rules import argument_type as numba_argument_type
 from minllm.sim.watchdog import watched
 
@@ -78,7 +80,8 @@ def simulate(
         processes = min(processes, grid.x * grid.y * grid.z)
         spread(functools.partial(run_share, how, detect, processes), arguments, processes)
         return
-    why = why_in_threads(how, arguments, detect) if chosen_engine(engine) == "lanes" and not watching else ""
+    in_lanes = chosen_engine(engine) == "lanes" and all(hears(monitor, "traced") for monitor in watching)
+    why = why_in_threads(how, arguments, detect, watching) if in_lanes else ""
     if why is None:
         return
     monitor = combined([*(detectors() if detect else ()), *watching])
@@ -103,12 +106,22 @@ class How(NamedTuple):
     cluster: Any
 
 
-def why_in_threads(how, arguments, detect):
-    """Run a launch in lanes and return None; or why the threads must run it, with all arrays unchanged."""
+def why_in_threads(how, arguments, detect, tracers):
+    """Run a launch in lanes and return None; or why the threads must run it, with all arrays unchanged. tracers: monitors of its Trace."""
     names, indices = argument_names(how.kernel, len(arguments)), BlockIndices(how.grid, how.order)
-    why = run_in_lanes(how, names, arguments, indices, detect, launch_bounds(how.kernel)[1])
+    timeline = functools.partial(run_for_timeline, how, arguments) if tracers else None
+    why, trace = run_in_lanes(how, names, arguments, indices, detect, launch_bounds(how.kernel)[1], timeline)
+    for number, tracer in enumerate(tracers if trace is not None else ()):
+        tracer.traced(copy.deepcopy(trace) if number else trace)
     launches[plain_function(how.kernel).__name__, why] += 1
     return why
+
+
+def run_for_timeline(how, arguments, steps):
+    """The Timeline of the first blocks or clusters of a launch, run in threads."""
+    timeline = Timeline()
+    run(how, arguments, combined([timeline]), slice(steps))
+    return timeline
 
 
 def run_share(how, detect, processes, arguments, number):
@@ -239,13 +252,14 @@ def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None)
         return Record(prepare(np.asarray(argument).reshape(1), None, name, monitor, arrays), 0)
     if isinstance(argument, tuple):
         kinds = tuple(kind) if isinstance(kind, types.BaseTuple) else (None,) * len(argument)
-        places = [f".{field}" for field in getattr(argument, "_fields", ())] or [f"[{i}]" for i in range(len(argument))]
-        made = [prepare(one, inner, name + place, monitor, arrays, twins) for one, inner, place in zip(argument, kinds, places)]
+        items = zip(argument, kinds, item_names(argument, name))
+        made = [prepare(one, inner, item, monitor, arrays, twins) for one, inner, item in items]
         return type(argument)._make(made) if hasattr(argument, "_make") else tuple(made)
     if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
         return argument.with_array(lambda array: prepare(array, None, name, monitor, arrays))
     if twins is not None and hasattr(argument, "py_func"):  # a device function
         return swap(argument, twins)
     if isinstance(kind, (types.Number, types.Boolean)) and isinstance(argument, (int, float, np.number, np.bool_)):
-        return simulated_type(kind)(argument)
+        number = simulated_type(kind)(argument)
+        return number if monitor is None or monitor.scalar_argument is None else monitor.scalar_argument(number)
     return argument

@@ -22,20 +22,20 @@ class Pipeline:
         self.open = []  # copies that are not yet in a group: (address, bytes, line)
         self.groups, self.step_flops = [], [0]
 
-    def event(self, thread, event, array, address, byte_count, frame):
-        """Record a copy, a commit or a wait; see Monitor.asynchronous."""
+    def event(self, thread, event, array, address, byte_count, line):
+        """Record a copy, a commit or a wait, which stands in a line of the kernel; see Monitor.asynchronous."""
         if byte_count:
             self.under_way[array.root][address] += 1
         if event == "cp_async":
             if self.lane is None and self.memory is None:
                 self.lane = thread
             if thread is self.lane:
-                self.open.append((address, byte_count, frame.f_lineno))
+                self.open.append((address, byte_count, line))
         elif event == "bulk":
             if self.lane is None and self.memory is None:
                 self.memory = array.root
             if array.root is self.memory:
-                group = CopyGroup(len(self.groups), len(self.step_flops) - 1, None, 1, byte_count, address, frame.f_lineno)
+                group = CopyGroup(len(self.groups), len(self.step_flops) - 1, None, 1, byte_count, address, line)
                 self.groups.append(group)
         elif thread is self.lane:
             if event == "cp_async_commit_group":

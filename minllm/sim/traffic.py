@@ -19,6 +19,8 @@ Documentation, "Memory Tables" (sectors per request; bank conflicts: turns beyon
 from collections import Counter
 from typing import NamedTuple
 
+import numpy as np
+
 SECTOR_BYTES = 32
 BANKS, BANK_BYTES = 32, 4
 WIDEST = 16  # bytes; a wider access is a bulk copy, which one thread starts
@@ -30,6 +32,15 @@ class LaneAccess(NamedTuple):
     lane: int
     start: int
     width: int
+
+
+class Accesses(NamedTuple):
+    """Accesses of many requests, as vectors: the number of the request, and the fields of a LaneAccess."""
+
+    request: np.ndarray
+    lane: np.ndarray
+    start: np.ndarray
+    width: np.ndarray
 
 
 def sectors(request):
@@ -53,3 +64,37 @@ def turns(request, atomic=False):
         words = groups.setdefault(lane // lanes_at_once, [])
         words.extend(range(start // BANK_BYTES, (start + count - 1) // BANK_BYTES + 1))
     return [max(Counter(word % BANKS for word in (words if atomic else set(words))).values()) for words in groups.values()]
+
+
+def different_pairs(first, second):
+    """The different pairs of numbers, none of them negative, as two vectors."""
+    most = int(second.max()) + 1
+    return np.divmod(np.unique(first * most + second), most)
+
+
+def units_of(accesses, size):
+    """(index of the access, unit) of all units of `size` bytes that accesses touch."""
+    first, last = accesses.start // size, (accesses.start + accesses.width - 1) // size
+    count = last - first + 1
+    index = np.repeat(np.arange(first.size), count)
+    return index, first[index] + np.arange(index.size) - np.repeat(np.cumsum(count) - count, count)
+
+
+def sectors_of(accesses):
+    """The sectors that Accesses touch, each once per request: `sectors` of many requests."""
+    index, sector = units_of(accesses, SECTOR_BYTES)
+    return different_pairs(accesses.request[index], sector)[0].size
+
+
+def turns_of(accesses, atomic=False):
+    """The turns of each group of lanes that is served at once, a vector: `turns` of many requests."""
+    widest = np.zeros(int(accesses.request.max()) + 1, np.int64)
+    np.maximum.at(widest, accesses.request, accesses.width)
+    at_once = np.clip(BANKS * BANK_BYTES // widest, 1, 32)[accesses.request]
+    group = np.unique(accesses.request * 32 + accesses.lane // at_once, return_inverse=True)[1].reshape(-1)
+    index, word = units_of(accesses, BANK_BYTES)
+    group = group[index]
+    if not atomic:
+        group, word = different_pairs(group, word)
+    busy = np.bincount(group * BANKS + word % BANKS, minlength=BANKS * (int(group.max()) + 1))
+    return busy.reshape(-1, BANKS).max(1)

@@ -131,8 +131,9 @@ def test_the_second_table_compares_the_engines():
 
     out = io.StringIO()
     rows = simulator_engines.measure(1, (simulator_engines.EngineCase("a copy", run, 1, 1),), out)
-    assert [(row.variant, row.unit) for row in rows] == [(f"threads over lanes, detectors {which}", "x") for which in ("on", "off")]
-    assert all(row.value > 0 for row in rows) and out.getvalue().count("a copy") == 2
+    ways = "on", "off", "off, traced"
+    assert [(row.variant, row.unit) for row in rows] == [(f"threads over lanes, detectors {way}", "x") for way in ways]
+    assert all(row.value > 0 for row in rows) and out.getvalue().count("a copy") == 3
 
 
 def test_launches_that_threads_run_are_listed_with_the_reason():

@@ -14,6 +14,6 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def engine(request):
-    """Simulations run in threads, or in the engine of the test's parameter."""
-    with using_engine(getattr(request, "param", "threads")):
+    """Simulations run in threads, or in the engine of the test's parameter or of its module's ENGINE."""
+    with using_engine(getattr(request, "param", getattr(request.module, "ENGINE", "threads"))):
         yield

@@ -11,6 +11,8 @@ from minllm.sim import detecting, tracing
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.guarded import BFLOAT16
 
+ENGINE = "lanes"  # whose traces are those of the threads
+
 
 def traced(launcher, *arguments, **options):
     """The trace of a launch of one kernel."""

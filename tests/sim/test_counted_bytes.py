@@ -11,6 +11,7 @@ from tests.ops.small_models import small_model
 from tests.sim.every_kernel import ROUNDED, ROWS, kernels_of_the_package
 
 pytestmark = pytest.mark.results_only
+ENGINE = "lanes"  # whose traces are those of the threads (tests/sim/lanes/test_every_kernel.py)
 
 
 @pytest.mark.parametrize("name", ROWS, ids=str)

@@ -12,10 +12,17 @@ from numba import cuda, float32, float64, uint16, uint32, uint64
 
 from minllm import ptx
 from minllm.runtime.kernel import kernel, launch
-from minllm.sim import detecting, simulate, trace, tracing
-from minllm.sim.traffic import LaneAccess, sectors, turns
+from minllm.sim import detecting, simulate, trace, tracing, using_engine
+from minllm.sim.traffic import Accesses, LaneAccess, sectors, sectors_of, turns, turns_of
 
 WARP = 32
+
+
+@pytest.fixture(autouse=True, params=["lanes", "threads"])
+def engine(request):
+    """Every count is the same, whichever engine runs the launch."""
+    with using_engine(request.param):
+        yield
 
 
 @kernel
@@ -367,3 +374,12 @@ def test_sectors_and_turns_agree_with_a_count_of_bytes(request):
         if group.any():
             expected.append(group.reshape(-1, 32, 4).any(2).sum(0).max())
     assert turns(request) == expected
+
+
+@given(st.lists(requests, min_size=1, max_size=5), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_many_requests_at_once_cost_what_each_costs(several, atomic):
+    numbered = [(number, *access) for number, request in enumerate(several) for access in request]
+    accesses = Accesses(*np.array(numbered[::-1]).T)
+    assert sectors_of(accesses) == sum(len(sectors(request)) for request in several)
+    assert turns_of(accesses, atomic).tolist() == [busy for request in several for busy in turns(request, atomic)]

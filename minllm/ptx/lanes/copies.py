@@ -27,6 +27,8 @@ def cp_async_16(lanes, address, array, index, valid_bytes):
     reads = valid > 0
     if (reads & ((index < 0) | (index * size + valid > array.size * size) | ((base + start) % 16 != 0))).any():
         raise Fault("cp.async from elements that are out of bounds or not aligned")
+    if lanes.tracer is not None:
+        lanes.tracer.copies_start(lanes, chosen, array, start, valid, address)
     target = address + (0 if lanes.count == 1 else lanes.shared_base()[chosen])
     start = np.where(reads, start, 0)
     if lanes.watch is not None:
@@ -67,6 +69,8 @@ def everyone(lanes):
 def cp_async_commit_group(lanes):
     """Commit the copies since the last group as a new group."""
     everyone(lanes)
+    if lanes.tracer is not None:
+        lanes.tracer.copies_committed(lanes)
     lanes.groups.append(lanes.copies)
     lanes.copies = []
 
@@ -75,6 +79,8 @@ def make_wait_group(pending):
     """The form of cp.async.wait_group with `pending` as its literal operand."""
     def wait(lanes):
         everyone(lanes)
+        if lanes.tracer is not None:
+            lanes.tracer.copies_awaited(lanes, pending)
         while len(lanes.groups) > pending:
             for copy in lanes.groups.pop(0):
                 finish_copy(lanes, *copy)

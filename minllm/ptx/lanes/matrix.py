@@ -4,7 +4,7 @@ import numpy as np
 
 from minllm.ptx import matrix, mma
 from minllm.ptx.lanes.form import in_lanes
-from minllm.sim.lanes.accesses import READ, WRITE
+from minllm.sim.lanes.accesses import NAMES, READ, WRITE
 from minllm.sim.lanes.faults import Fault, NotInLanes
 from minllm.sim.lanes.warps import whole_warps
 from minllm.sim.lanes.windows import flat_view, units
@@ -13,12 +13,17 @@ WORD = np.dtype(np.uint32)
 GROUP, WITHIN = np.arange(32) // 4, np.arange(32) % 4
 
 
-def report_rows(lanes, warps, rows, kind):
-    """Report accesses to rows of 16 bytes to the detectors. rows: [warps, lanes that give an address]."""
-    if lanes.watch is None:
+def report_rows(lanes, name, warps, rows, kind):
+    """Report an instruction's accesses to rows of 16 bytes. rows: [warps, lanes that give an address]."""
+    lanes.collective(name)
+    if lanes.watch is None and lanes.tracer is None:
         return
     base = lanes.shared_base()
     lane = lanes.lane.reshape(-1, 32)[slice(None) if warps is None else warps, : rows.shape[1]].reshape(-1)
+    if lanes.tracer is not None:
+        lanes.tracer.access(lanes, (lanes.serial - lanes.first)[lane], "shared", "", rows.reshape(-1), 16, NAMES[kind])
+    if lanes.watch is None:
+        return
     start = rows.reshape(-1) + (base if type(base) is int else base[lane])
     mask, lanes.mask = lanes.mask, np.isin(lanes.lane, lane)
     for number in range(4):
@@ -36,7 +41,7 @@ def make_ldmatrix(tiles, transposed):
         given = places[:, : 8 * tiles] if warps is None else places[warps, : 8 * tiles]
         if ((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)).any():
             raise Fault("a row of ldmatrix is out of bounds or not aligned")
-        report_rows(lanes, warps, given, READ)
+        report_rows(lanes, load.__name__, warps, given, READ)
         if warps is not None:
             rows = np.zeros((places.shape[0], 8 * tiles), np.int64)
             rows[warps] = given
@@ -54,6 +59,7 @@ def make_ldmatrix(tiles, transposed):
                 words = units(lanes.memory.root, WORD)[(rows[:, GROUP] + base) // 4 + WITHIN].astype(np.int64)
             lanes.store(fragment, words.reshape(-1), at + tile)
 
+    load.__name__ = f"ldmatrix_x{tiles}{'_trans' * transposed}"
     return load
 
 
@@ -71,16 +77,17 @@ def make_stmatrix(tiles, transposed):
         given = (places if warps is None else places[warps])[:, : 8 * tiles]
         if ((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)).any():
             raise Fault("a row of stmatrix is out of bounds or not aligned")
-        report_rows(lanes, warps, given, WRITE)
+        report_rows(lanes, store.__name__, warps, given, WRITE)
         if type(base) is not int:
             base = base.reshape(-1, 32)[slice(None) if warps is None else warps, : 8 * tiles]
         halves = units(lanes.memory.root, np.dtype(np.uint16))
         halves[((given + base) // 2)[:, :, None] + np.arange(8)] = rows.reshape(-1, 8 * tiles, 8)
 
+    store.__name__ = f"stmatrix_x{tiles}{'_trans' * transposed}"
     return store
 
 
-def make_mma(kind):
+def make_mma(name, kind):
     """The form of mma.sync."""
 
     def multiply(lanes, acc, acc_at, a, a_at, b, b_at):
@@ -89,6 +96,7 @@ def make_mma(kind):
             words_of(lanes, array, at, count, warps) for array, at, count in ((a, a_at, 4), (b, b_at, 2), (acc, acc_at, 4))
         )
         a_place, b_place = mma.PLACES[kind.per_word]
+        lanes.collective(name, 2 * 16 * 8 * kind.depth)
         d = np.matmul(kind.values(a_bytes)[:, a_place], kind.right.values(b_bytes)[:, b_place])
         d = d + d_bytes.view(np.int32 if kind.integer else np.float32)[:, mma.D_PLACE]
         d = d.reshape(-1, 128)[:, mma.D_ELEMENTS].reshape(-1, 4)
@@ -121,13 +129,14 @@ for _tiles in (1, 2, 4):
         in_lanes(getattr(matrix, f"ldmatrix_x{_tiles}{_suffix}"))(make_ldmatrix(_tiles, bool(_suffix)))
         in_lanes(getattr(matrix, f"stmatrix_x{_tiles}{_suffix}"))(make_stmatrix(_tiles, bool(_suffix)))
 for _name in [name for name in vars(mma) if name.startswith("mma_m16n8")]:
-    in_lanes(getattr(mma, _name))(make_mma(getattr(mma, _name).emulation.kind))
+    in_lanes(getattr(mma, _name))(make_mma(_name, getattr(mma, _name).emulation.kind))
 
 
 @in_lanes(matrix.movmatrix_trans)
 def movmatrix_trans(lanes, word):
     """The 8x8 tile of 16-bit elements that the words of each warp hold, transposed."""
     whole_warps(lanes)
+    lanes.collective("movmatrix_trans")
     words = (np.asarray(word) + np.zeros(lanes.size, np.int64)).astype(np.uint32).reshape(-1, 32)
     tiles = words.view(np.uint16).reshape(-1, 8, 8).transpose(0, 2, 1)
     return np.ascontiguousarray(tiles).view(np.uint32).reshape(-1).astype(np.int64)

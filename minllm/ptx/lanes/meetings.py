@@ -121,6 +121,7 @@ def resize_warpgroups(lanes, action, emulation, count):
 @in_lanes(cluster.elect_sync)
 def elect_sync(lanes, members):
     """1 in the first lane of each warp's mask, 0 in its other lanes."""
+    lanes.collective("elect")
     first = votes(lanes, members, True)
     return ((first & -first) >> lanes.laneid & 1).astype(np.int64)
 
@@ -128,6 +129,7 @@ def elect_sync(lanes, members):
 @in_lanes(reduction.redux_sync_max_u32)
 def redux_sync_max_u32(lanes, value, members):
     """The largest value of each warp's mask."""
+    lanes.collective("redux")
     check_members(lanes, members)
     value = value if type(value) is VECTOR else np.full(lanes.size, value)
     largest = np.zeros(lanes.warps, np.int64)

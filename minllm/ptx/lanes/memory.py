@@ -67,6 +67,7 @@ def load_shared_32(lanes, address):
     """A uint32 word at a shared address."""
     lanes.shared_base()
     place = shared_place(lanes, address, 4) // 4
+    lanes.trace_at("shared", "", address, 4, "read")
     lanes.read(lanes.memory.root, place, 4)
     return units(lanes.memory.root, WORD)[place].astype(np.int64)
 

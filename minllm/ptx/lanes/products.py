@@ -109,6 +109,8 @@ def compute(lanes, own, pending):
     while len(own.groups) > pending:
         for call in own.groups.pop(0):
             key = call.registers[0][:2]
+            if lanes.tracer is not None:
+                lanes.tracer.tensor_flops(lanes, lanes.warp_of[call.part.start :][:1], call.product.name, call.product.flops)
             first = key not in accumulators
             if lanes.watch is not None:
                 lanes.watch.compare_written(call.part, call.registers[not (first and call.add) :])

@@ -12,6 +12,7 @@ with the mask of the lanes that run, is the first argument. A number that is the
     fibres          sets of threads that wait for each other, and instructions that the simulator's threads execute
     watch           detectors as vector checks; accesses: races; carried: integers that may overflow
     fibre_watch     detectors of fibres; order: races on shared memory by clocks
+    trace           requests of a trace, and its other counts
 
 What has no lane form raises NotInLanes, what may be a mistake of the kernel Fault (faults). Then all memory gets its old contents back, and
 the threads run the launch. So a check may be too strict, but must not miss what the threads' detectors report.

@@ -7,6 +7,7 @@ threads, whose detectors know all orders and give the verdict.
 import numpy as np
 
 READ, WRITE, ATOMIC = 0, 1, 2
+NAMES = {READ: "read", WRITE: "write", ATOMIC: "atomic"}
 
 
 class Log:

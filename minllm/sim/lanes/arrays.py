@@ -45,15 +45,23 @@ class Root:
 
 
 class LaneArray:
-    """An array in global, shared or constant memory. offset: elements before its first; a vector if it differs between lanes."""
+    """An array in global, shared or constant memory. offset: elements before its first; a vector if it differs between lanes.
 
-    __slots__ = ("root", "flat", "shape", "strides", "offset", "dtype", "kind", "space", "varies")
+    name: the argument or variable, "" if unknown.
+    """
+
+    __slots__ = ("root", "flat", "shape", "strides", "offset", "name", "dtype", "kind", "space", "varies")
     local = False
 
-    def __init__(self, root, flat, shape, strides, offset):
-        self.root, self.flat, self.shape, self.strides, self.offset = root, flat, shape, strides, offset
+    def __init__(self, root, flat, shape, strides, offset, name=""):
+        self.root, self.flat, self.shape, self.strides, self.offset, self.name = root, flat, shape, strides, offset, name
         self.dtype, self.kind, self.space = flat.dtype, flat.dtype.kind, root.space
         self.varies = type(offset) is VECTOR
+
+    @property
+    def view(self):
+        """What two views of one memory have in common if they differ in their offsets alone."""
+        return self.shape, self.strides, self.name
 
     @property
     def ndim(self):
@@ -87,7 +95,7 @@ class LaneArray:
 
     def like(self, shape, strides, offset):
         """Another view of the same memory."""
-        return type(self)(self.root, self.flat, shape, strides, offset)
+        return type(self)(self.root, self.flat, shape, strides, offset, self.name)
 
     def reshape(self, *shape):
         """The same memory in another shape."""
@@ -132,7 +140,8 @@ def of_host(data, name, space="global", roots=None):
         root = Root(flat, name, space, data)
         if roots is not None:
             roots.append((first, first + memory.size, root))
-    return LaneArray(root, flat, data.shape, tuple(s // data.itemsize for s in data.strides), offset_of_first(data) // data.itemsize)
+    strides = tuple(stride // data.itemsize for stride in data.strides)
+    return LaneArray(root, flat, data.shape, strides, offset_of_first(data) // data.itemsize, name)
 
 
 def overlap(roots):

@@ -7,6 +7,7 @@ import types as python_types
 import numba.cuda
 
 from minllm.machine.numba_cuda import types
+from minllm.sim.float_operations import COUNTED_INSTRUCTIONS, operations_of
 from minllm.sim.half_precision import half_precision
 from minllm.sim.lanes import operations, warps
 from minllm.sim.lanes.carried import LOADS, STORES
@@ -39,26 +40,33 @@ def call_form(writer, node, called, value, arguments, named):
     emulation = getattr(called, "emulation", None)
     if (vectors := getattr(emulation, "in_lanes", None)) is not None and not named:
         writer.by_threads |= vectors.by_threads
-        return f"{writer.thing(vectors)}({', '.join(['L', *naturals(writer, node, arguments)])})"
+        text = writer.at(node, writer.thing(vectors), "L", *naturals(writer, node, arguments))
+        return writer.operated(text, value.type, "function", name in COUNTED_INSTRUCTIONS)
     if emulation is not None and getattr(called, "pure", False) and not named:
         return scalars(writer, node, emulation, arguments)
     if named:
         writer.refuse(node, f"{name} with named arguments")
     if emulation is not None:
-        return by_threads(writer, called, emulation, naturals(writer, node, arguments))
+        return by_threads(writer, node, called, emulation, naturals(writer, node, arguments))
     if isinstance(called, python_types.BuiltinFunctionType) and called.__module__ == "math":
-        return scalars(writer, node, operations.math_form(name), arguments, vectors=True)
+        return counted(writer, name, value, scalars(writer, node, operations.math_form(name), arguments, vectors=True))
     if getattr(numba.cuda.libdevice, name, None) is called:
-        return scalars(writer, node, getattr(LIBDEVICE, name), arguments)
+        return counted(writer, name, value, scalars(writer, node, getattr(LIBDEVICE, name), arguments))
     if (found := half_precision(called)) is not None:
         return scalars(writer, node, found, arguments)
     writer.refuse(node, f"the function {name}")
 
 
-def by_threads(writer, called, emulation, operands):
+def by_threads(writer, node, called, emulation, operands):
     """The source of the call of an instruction that the simulator's threads execute (fibres.py)."""
     writer.by_threads = True
-    return f"L.by_threads({', '.join([writer.thing(emulation), repr(bool(getattr(called, 'meets', False))), *operands])})"
+    return writer.at(node, "L.by_threads", writer.thing(emulation), repr(bool(getattr(called, "meets", False))), *operands)
+
+
+def counted(writer, name, value, text):
+    """The source of the result of a function of `math` or libdevice, which counts as float_operations.py says."""
+    what, count = operations_of(name)
+    return writer.operated(text, value.type, what, count)
 
 
 def scalars(writer, node, function, arguments, vectors=False):
@@ -118,7 +126,8 @@ def shared_array(writer, node, value, arguments, named):
     key = writer.thing((writer.found.function.__code__, node.lineno, node.col_offset))
     aligned = node.args[2] if len(node.args) > 2 else next((one.value for one in node.keywords if one.arg == "alignment"), None)
     alignment = None if aligned is None else writer.constant(aligned)
-    return f"L.new_shared({key}, {shape_argument(writer, node)}, {dtype_argument(writer, node)}, {alignment})"
+    name = writer.assigned.get(node, "")
+    return f"L.new_shared({key}, {shape_argument(writer, node)}, {dtype_argument(writer, node)}, {alignment}, {name!r})"
 
 
 @form(numba.cuda.local.array)
@@ -190,7 +199,7 @@ def length(writer, node, value, arguments, named):
 @form(numba.cuda.fma)
 def fma(writer, node, value, arguments, named):
     """Write cuda.fma."""
-    return scalars(writer, node, CUDA.fma, arguments)
+    return counted(writer, "fma", value, scalars(writer, node, CUDA.fma, arguments))
 
 
 @form(numba.cuda.selp)
@@ -255,7 +264,8 @@ def atomic_form(name):
 
     @form(getattr(numba.cuda.atomic, name))
     def atomic(writer, node, value, arguments, named):
-        return f"L.atomic({', '.join([writer.thing(change), *naturals(writer, node, arguments)])})"
+        text = writer.at(node, "L.atomic", writer.thing(change), *naturals(writer, node, arguments))
+        return writer.operated(text, writer.kind(node.args[0]).type.dtype, "add", name in ("add", "sub"))
 
 
 for _name in ("add", "sub", "max", "min", "exch", "and_", "or_", "xor", "inc", "dec", "cas", "nanmax", "nanmin"):
@@ -265,10 +275,10 @@ for _name in ("add", "sub", "max", "min", "exch", "and_", "or_", "xor", "inc", "
 @form(*(getattr(numba.cuda, name) for name in LOADS if hasattr(numba.cuda, name)))
 def hinted_load(writer, node, value, arguments, named):
     """Write a load with a cache hint as a plain load."""
-    return f"L.load({arguments[0]}, *ops.position({arguments[1]}))"
+    return writer.at(node, "L.load", arguments[0], f"*ops.position({arguments[1]})")
 
 
 @form(*(getattr(numba.cuda, name) for name in STORES if hasattr(numba.cuda, name)))
 def hinted_store(writer, node, value, arguments, named):
     """Write a store with a cache hint as a plain store."""
-    return f"L.store({arguments[0]}, {arguments[2]}, *ops.position({arguments[1]}))"
+    return writer.at(node, "L.store", arguments[0], arguments[2], f"*ops.position({arguments[1]})")

@@ -15,7 +15,9 @@ from minllm.sim.lanes.fibres import run_in_fibres
 from minllm.sim.lanes.generate import lane_form
 from minllm.sim.lanes.operations import wrapped
 from minllm.sim.lanes.state import Lanes
+from minllm.sim.lanes.trace import LaneTracer
 from minllm.sim.lanes.watch import Watch
+from minllm.sim.place import item_names
 from minllm.sim.progress import shown
 from minllm.sim.rewrite import kernel_inference, plain_function
 from minllm.sim.scalars import simulated_type
@@ -30,9 +32,10 @@ MOST_LANES = 4096  # in one vector, if several blocks fit
 class LaneLaunch:
     """One launch. changed: the roots that it has written, in order; stored: names of arrays that the kernel is known to write."""
 
-    def __init__(self, how, names, arguments, indices, detect, resident):
+    def __init__(self, how, names, arguments, indices, detect, resident, traced):
         self.grid, self.block, self.shared_bytes = how.grid, how.block, how.shared_bytes
         self.changed, self.roots, self.watch = [], [], None
+        self.named, self.tracer = {}, None  # named: {argument: (NumPy array, bytes from its first to its last)}
         self.owners = {}  # id of a CheckedArray that instructions take -> (it, its Root, its lane if the Root is local)
         if len(indices) * self.block.x * self.block.y * self.block.z < FEW_THREADS:
             raise NotInLanes(f"fewer than {FEW_THREADS} threads")
@@ -43,7 +46,7 @@ class LaneLaunch:
         self.inference = inference
         if detect in inference.__dict__.get("in_vain", ()):
             raise NotInLanes("the checks of an earlier launch have sent it to the threads in vain")
-        self.form = lane_form(inference, (False, channels_of(inference)) if detect else None)
+        self.form = lane_form(inference, (False, channels_of(inference)) if detect else None, traced)
         self.stored = inference.__dict__.setdefault("stored", set())
         self.arguments = [self.prepare(*one) for one in zip(arguments, how.types, names)]
         self.alone = overlap(self.roots)
@@ -53,14 +56,17 @@ class LaneLaunch:
         in_fibres = self.form.by_threads or how.cluster is not None
         self.run = self.run_in_fibres if in_fibres else self.run_blocks
         self.make_watch = functools.partial(FibreWatch if in_fibres else Watch, self, how, function) if detect else lambda: None
+        self.make_tracer = functools.partial(LaneTracer, self, plain_function(how.kernel).__name__) if traced else lambda: None
 
     def prepare(self, argument, kind, name):
         """An argument as the lane form takes it."""
         if isinstance(argument, np.ndarray):
-            return of_host(argument, name, "global", self.roots)
+            made = of_host(argument, name, "global", self.roots)
+            self.named[name] = argument, made.root.flat.nbytes
+            return made
         if isinstance(argument, tuple):
             kinds = tuple(kind) if isinstance(kind, types.BaseTuple) else (None,) * len(argument)
-            items = [self.prepare(one, inner, f"{name}.{number}") for number, (one, inner) in enumerate(zip(argument, kinds))]
+            items = [self.prepare(*one) for one in zip(argument, kinds, item_names(argument, name))]
             return type(argument)._make(items) if hasattr(argument, "_make") else tuple(items)
         if argument is None:
             return None
@@ -68,8 +74,7 @@ class LaneLaunch:
             number = simulated_type(kind)(argument)
             return wrapped(number) if type(number) is int else number
         if hasattr(argument, "with_array"):  # an object that holds an array: a tensor map
-            of = functools.partial(of_host, name=name, roots=self.roots)
-            return argument.with_array(lambda array: self.checked(of(array), array, name))
+            return argument.with_array(lambda array: self.checked(self.prepare(array, None, name), array, name))
         raise NotInLanes(f"an argument of type {type(argument).__name__}")
 
     def checked(self, of, array, name):
@@ -93,7 +98,7 @@ class LaneLaunch:
         """Run all blocks, several in one vector if they do not touch the same memory."""
         threads = self.block.x * self.block.y * self.block.z
         most = 1 if self.alone else max(1, MOST_LANES // threads)
-        first, self.watch = 0, self.make_watch()
+        first, self.watch, self.tracer = 0, self.make_watch(), self.make_tracer()
         while first < len(indices):
             # The first block runs alone, which tells what the kernel writes.
             count = 1 if first == 0 and not self.stored else min(most, len(indices) - first)
@@ -104,17 +109,37 @@ class LaneLaunch:
                 self.form(lanes, *self.arguments)
                 if self.watch is not None:
                     self.watch.end_vector(lanes)
+                if self.tracer is not None:
+                    self.tracer.end_log(lanes.traced)
             except (BlocksMeet, NotInLanes) as reason:  # what differs between blocks may be the same within each
                 if count == 1 and isinstance(reason, NotInLanes):
                     raise
                 self.undo()
                 self.alone = self.alone or count > 1
-                most, first, self.watch = 1 if self.alone else most, 0, self.make_watch()
+                most, first, self.watch, self.tracer = 1 if self.alone else most, 0, self.make_watch(), self.make_tracer()
                 continue
             first += count
             self.progress.done = first
         if self.watch is not None:
             self.watch.end()
+
+    def trace(self, timeline):
+        """The Trace of the launch, which has ended; None if it was not traced. timeline: see run_in_lanes."""
+        if self.tracer is None:
+            return None
+        trace = self.tracer.finish()
+        if self.tracer.steps:
+            self.as_before(lambda: timeline(self.tracer.steps).add_to(trace))
+        return trace
+
+    def as_before(self, function):
+        """Call a function while all memory has its contents from before the launch."""
+        results = [(root, root.flat.copy()) for root in self.changed]
+        for root in reversed(self.changed):
+            root.flat[:] = root.saved
+        function()
+        for root, contents in results:
+            root.flat[:] = contents
 
     def undo(self):
         """Give all memory its contents from before the launch."""
@@ -142,14 +167,17 @@ def disagree(how, why):
     )
 
 
-def run_in_lanes(how, names, arguments, indices, detect=False, resident=1):
-    """Run a launch in lanes; returns None, or why the threads must run it, with all memory as before."""
+def run_in_lanes(how, names, arguments, indices, detect=False, resident=1, timeline=None):
+    """Run a launch in lanes; returns (None, or why the threads must run it, with all memory as before; its Trace or None).
+
+    timeline: if the launch is to be traced, a function that runs its first n blocks or clusters in threads; returns their Timeline.
+    """
     launch = None
     try:
-        launch = LaneLaunch(how, names, arguments, indices, detect, resident)
+        launch = LaneLaunch(how, names, arguments, indices, detect, resident, timeline is not None)
         with np.errstate(all="ignore"), shown(plain_function(how.kernel).__name__, len(indices)) as launch.progress:
             launch.run(how, indices)
-        return None
+        return None, launch.trace(timeline)
     except NotInLanes as reason:
         why = str(reason)
     except (Fault, SimulationError) as reason:
@@ -158,4 +186,4 @@ def run_in_lanes(how, names, arguments, indices, detect=False, resident=1):
         why = f"{UNFORESEEN}: {type(error).__name__}: {error}"
     if launch is not None:
         launch.undo()
-    return why
+    return why, None

@@ -14,8 +14,9 @@ from minllm.sim.lanes.calls import call_form
 from minllm.sim.lanes.carried import Nothing, carried
 from minllm.sim.lanes.faults import NotInLanes
 from minllm.sim.lanes.masks import joined, truth
+from minllm.sim.lanes.trace import Site
 from minllm.sim.operators import power_factors
-from minllm.sim.place import file_of
+from minllm.sim.place import file_and_function, file_of, is_own
 from minllm.sim.scalars import simulated_type
 from minllm.sim.typing.arithmetic import BINARY, binary
 from minllm.sim.typing.contraction import NO_CONTRACTION
@@ -32,6 +33,7 @@ CHECKED = {
     operator.floordiv: ("floordiv", "unsigned_floordiv"), operator.mod: ("mod", "unsigned_mod"),
     operator.lshift: ("lshift", "lshift"), operator.rshift: ("rshift", "unsigned_rshift"),
 }  # fmt: skip
+COUNTED = {operator.add: "add", operator.sub: "add", operator.mul: "multiply", operator.truediv: "divide"}  # as float_operations.py
 COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 UFUNCS = {"==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal}
 INDICES = {id(getattr(numba.cuda, name)): name for name in ("threadIdx", "blockIdx", "blockDim", "gridDim")}
@@ -39,18 +41,36 @@ HARMLESS = (ast.Name, ast.Constant, ast.Compare, ast.Attribute, ast.BoolOp, ast.
 HARMLESS_OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.BitAnd, ast.BitOr, ast.BitXor)
 
 
+class Multiplications:
+    """A factor that counts the products it is in."""
+
+    count = 0
+
+    def __mul__(self, other):
+        self.count += 1
+        return self
+
+
+def multiplications(exponent):
+    """The number of products in power_factors."""
+    base = Multiplications()
+    power_factors(base, exponent)
+    return base.count
+
+
 class Writer:
     """Writes the expressions of one function. names: the globals of the generated code; its state of lanes is named L.
 
-    A subclass implements `lane_form(inference, detect)`, which makes the form of a device function.
+    A subclass implements `lane_form(inference, detect, traced)`, which makes the form of a device function.
     """
 
-    def __init__(self, inference, detect):
-        self.found, self.detect = inference, detect
+    def __init__(self, inference, detect, traced):
+        self.found, self.detect, self.traced = inference, detect, traced
         self.carried = carried(inference, *detect) if detect else Nothing
         self.names = {"joined": joined, "truth": truth, "ops": operations}
         self.contraction = inference.contraction or NO_CONTRACTION
         self.factors = {}  # {source of a product that is kept as a pair: those of its factors}
+        self.sites = {}
         self.made, self.by_threads = 0, False  # by_threads: whether the simulator's threads execute some instruction
         self.chosen = {}  # {a if c else b, of arrays: the arm for which a statement is being written}
         code = inference.function.__code__
@@ -71,6 +91,29 @@ class Writer:
         name = next((name for name, known in self.names.items() if known is value), f"k{len(self.names)}")
         self.names[name] = value
         return name
+
+    # For a trace
+
+    def at(self, node, function, *operands):
+        """The source of a call that a node of the kernel makes; traced, with its site."""
+        if (site := self.site(node)) is None:
+            return f"{function}({', '.join(operands)})"
+        return f"L.at({', '.join([site, function, *operands])})"
+
+    def site(self, node):
+        """The name of a node's Site; None if no trace needs it, or if it is inside an instruction of minllm.ptx."""
+        code = self.found.function.__code__
+        if not self.traced or is_own(code.co_filename):
+            return None
+        if node not in self.sites:
+            self.sites[node] = self.thing(Site(file_and_function(code), node.lineno))
+        return self.sites[node]
+
+    def operated(self, text, kind, what, count=1):
+        """The source of the result of `count` operations; traced, those of float32 are counted."""
+        if not self.traced or kind != types.float32 or not count:
+            return text
+        return f"L.operated('float32 {what}', {int(count)}, {text})"
 
     # Types
 
@@ -125,8 +168,12 @@ class Writer:
             self.refuse(node, f"an expression {type(node).__name__}")
         text = visit(node, value)
         if node in self.contraction.rounded:
-            text = f"{self.thing(operator.mul)}(*{text})"
+            text = self.rounded(text, value.type)
         return self.cast_steps(node, text)
+
+    def rounded(self, pair, kind):
+        """The source of a product, of the pair of its factors."""
+        return self.operated(f"{self.thing(operator.mul)}(*{pair})", kind, "multiply")
 
     def literal(self, value):
         """The source of a constant number, or None."""
@@ -230,7 +277,7 @@ class Writer:
         if self.selects_element(node):
             if not is_scalar(owner.type.dtype):
                 self.refuse(node, f"an element of {owner.type.dtype}")
-            return f"L.load({self.expression(node.value)}, *{self.index(node)})"
+            return self.at(node, "L.load", self.expression(node.value), f"*{self.index(node)}")
         positions = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         return f"L.part({self.expression(node.value)}, {''.join(self.part_position(one) + ', ' for one in positions)})"
 
@@ -260,6 +307,8 @@ class Writer:
             return self.fused(node, left, right, result) if node in self.contraction.fused else self.pair(node, operation, left, right)
         replaced = getattr(self.found, "operators", {}).get(node)  # by inference, where Python computes something else
         if replaced is not None and not isinstance(replaced, tuple):
+            if self.traced and operation is operator.pow and is_float(result.type):
+                self.refuse(node, "a trace of a power of floats")
             return f"L.each({self.thing(replaced)}, {left}, {right})"
         if operation is None or not (is_scalar(result.type) and all(is_scalar(kind.type) for kind in kinds)):
             self.refuse(node, "an operator on something that is not a number")
@@ -268,7 +317,10 @@ class Writer:
         left, right = (self.as_float(*one, result) for one in zip((left, right), kinds))
         if operation is operator.pow:
             return f"ops.power(L, {left}, {right})"
-        return f"({left} {SYMBOLS[operation]} {right})" if operation in SYMBOLS else self.refuse(node, "an operator on floats")
+        if operation not in SYMBOLS:
+            self.refuse(node, "an operator on floats")
+        text = f"({left} {SYMBOLS[operation]} {right})"
+        return self.operated(text, result.type, COUNTED[operation]) if operation in COUNTED else text
 
     def as_float(self, text, kind, result):
         """The source of the operand of an operator on floats."""
@@ -277,8 +329,9 @@ class Writer:
     def pair(self, node, operation, left, right):
         """The source of the two factors of a product."""
         if operation is operator.pow:
-            exponent = node.value if isinstance(node, ast.AugAssign) else node.right
-            return f"{self.thing(power_factors)}({left}, {self.constant(exponent)})"
+            exponent = self.constant(node.value if isinstance(node, ast.AugAssign) else node.right)
+            text, kind = f"{self.thing(power_factors)}({left}, {exponent})", self.found.values[node].type
+            return self.operated(text, kind, "multiply", multiplications(exponent))
         text = f"({left}, {right})"
         self.factors[text] = left, right
         return text
@@ -300,6 +353,7 @@ class Writer:
             product, addend = (product, f"(-{addend})") if side == LEFT else (self.negative(product), addend)
         factors = ", ".join(self.factors[product]) if product in self.factors else f"*{product}"
         text = f"{self.thing(vector_fma(simulated_type(result.type)))}({factors}, {addend})"
+        text = self.operated(text, result.type, "multiply-add", 2)
         return f"({before}{text})[1]" if before else text
 
     def integer_binary(self, node, operation, left, right, kinds, result):
@@ -374,6 +428,8 @@ class Writer:
         for inner in nodes_in(node):
             if isinstance(inner, ast.BinOp) and not isinstance(inner.op, HARMLESS_OPERATIONS):
                 return False
+            if self.traced and isinstance(inner, ast.BinOp) and is_float(self.kind(inner).type):
+                return False
             if isinstance(inner, ast.expr) and not isinstance(inner, HARMLESS):
                 return False
         return True
@@ -436,9 +492,11 @@ class Writer:
     def device_call(self, node, called, inner, arguments, named):
         if inner is None or node in self.found.methods:
             self.refuse(node, f"the device function {getattr(called, '__name__', called)}")
-        form = self.lane_form(inner, self.detect and (node in self.carried.nodes, self.detect[1]))
+        form = self.lane_form(inner, self.detect and (node in self.carried.nodes, self.detect[1]), self.traced)
         self.by_threads |= form.by_threads
-        return f"L.call({self.thing(form)}, ({''.join(one + ', ' for one in arguments)}), dict({named}))"
+        operands = f"{self.thing(form)}, ({''.join(one + ', ' for one in arguments)}), dict({named})"
+        site = self.site(node)
+        return f"L.call({operands})" if site is None else f"L.call_at({site}, {operands})"
 
     def conversion(self, node, value, arguments):
         kind = self.kind(node.args[0]) if len(node.args) == 1 else UNKNOWN

@@ -9,26 +9,25 @@ import sys
 import numpy as np
 
 from minllm.sim.detectors.grid_order import THREAD_BITS
-from minllm.sim.lanes.accesses import READ, WRITE
+from minllm.sim.lanes.accesses import NAMES, READ, WRITE
 from minllm.sim.lanes.faults import Fault
 from minllm.sim.lanes.order import VectorClusterRaces, VectorRaces
-from minllm.sim.lanes.watch import FULL_MASK, KINDS, MARKED, Watch
-from minllm.sim.monitor import MEMORY_ORDERING, Monitor, combined
+from minllm.sim.lanes.watch import FULL_MASK, MARKED, Watch
+from minllm.sim.monitor import MEMORY_ORDERING, Monitor
 from minllm.sim.monitored_arrays import MonitoredArray
 from minllm.sim.transfer import CHUNK
 
-CODES = {name: kind for kind, name in KINDS.items()}
+CODES = {name: kind for kind, name in NAMES.items()}
 GENERATED = "<lanes of "
 
 
 class FibreWatch(Watch):
-    """The detectors of a launch in fibres. monitor: what the threads' instructions report to."""
+    """The detectors of a launch in fibres. events: what the threads' instructions report to."""
 
     def __init__(self, launch, how, function):
         super().__init__(launch, how, function)
         self.races, self.clusters = VectorRaces(), VectorClusterRaces()
         self.events = Events(self)
-        self.monitor = combined([self.events])
         self.stores = 0  # bulk stores in flight
 
     def start_block(self, block):
@@ -45,9 +44,9 @@ class FibreWatch(Watch):
         if root.flights[at * size >> 4].any():
             raise Fault("an access to memory that a cp.async writes")
         numbers = lanes.number if lanes.chosen is None else lanes.number[lanes.chosen]
-        self.history(lanes.block).access(numbers, at * size, size, KINDS[kind])
+        self.history(lanes.block).access(numbers, at * size, size, NAMES[kind])
         if lanes.block.cluster is not None:
-            self.clusters.access_together(lanes.block, numbers, at * size, size, KINDS[kind])
+            self.clusters.access_together(lanes.block, numbers, at * size, size, NAMES[kind])
 
     def release(self, block, numbers, thing):
         """A release by each of several threads."""
@@ -86,7 +85,7 @@ class FibreWatch(Watch):
         if root.space == "shared":
             if thread.block.memory.root is root:  # not of another block of the cluster
                 size, at = pieces(starts, count, 16)
-                self.history(thread.block).access(np.full(at.size, thread.number), at, size, KINDS[kind])
+                self.history(thread.block).access(np.full(at.size, thread.number), at, size, NAMES[kind])
         elif kind != READ or root.range.name in self.launch.stored or root in self.early.early or self.stores:
             size, at = pieces(starts, count, 8)
             who = np.full(at.size, thread.block.number * self.threads + thread.number)

@@ -21,6 +21,7 @@ from minllm.sim.lanes.masks import VECTOR
 from minllm.sim.lanes.memory import extents
 from minllm.sim.lanes.operations import column
 from minllm.sim.lanes.state import Lanes
+from minllm.sim.lanes.trace import Log, monitor_of
 from minllm.sim.machine import Block
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.thread import Dimensions, Thread, _running, indices_of
@@ -78,7 +79,7 @@ class LaneCall(greenlet):
 
     def __init__(self, fibre, thread, function, arguments):
         super().__init__(parent=fibre.parent)
-        self.fibre, self.thread, self.function, self.arguments = fibre, thread, function, arguments
+        self.fibre, self.lanes, self.thread, self.function, self.arguments = fibre, fibre.lanes, thread, function, arguments
         self.result, thread.worker = None, self
         self.gr_context = contextvars.copy_context()
 
@@ -99,6 +100,7 @@ class FibreBlock(Block):
         self.threads = [Thread(self, number, index) for number, index in enumerate(indices_of(self.dimensions))]
         self.shared_declared, self.memory, self.partition = {}, BlockMemory(self), partition
         self.number, self.watch, self.products, self.epoch = first, launch.watch, {}, 0  # products: of each warpgroup
+        self.tracer, self.traced = launch.tracer, Log(len(self.threads))
         if self.watch is not None:
             self.watch.start_block(self)
         # The fibre of the block's first thread begins, as that thread does.
@@ -118,6 +120,8 @@ class FibreBlock(Block):
         if self.arrived and len(self.arrived) == sum(not one.ended for one in self.fibres):
             if self.watch is not None:
                 self.watch.block_barrier(self)
+            if self.tracer is not None:
+                self.tracer.barrier(1)
             self.runnable.extend(self.arrived)
             self.arrived = []
 
@@ -141,16 +145,16 @@ class FibreLanes(Lanes):
     def __init__(self, launch, block, threads, first, fibre):
         super().__init__(launch, [block.index], first, threads)
         self.block, self.fibre, self.members = block, fibre, [block.threads[number] for number in threads.tolist()]
-        self.memory, self.shared, self.seen = block.memory, block.shared_declared, {}
+        self.memory, self.shared, self.seen, self.traced = block.memory, block.shared_declared, {}, block.traced
 
-    def make_shared(self, shape, dtype, alignment):
+    def make_shared(self, shape, dtype, alignment, name):
         """A shared array at the place that the threads' allocator gives it."""
         shape = extents(shape)
         start, stop = SharedMemory().place(self.block, 0 if shape == (0,) else shape, dtype, alignment)
         if shape == (0,):
             shape = ((stop - start) // dtype.itemsize,)
         flat = self.memory.bytes.view(dtype)
-        return LaneArray(self.memory.root, flat, shape, row_major(shape), start // dtype.itemsize)
+        return LaneArray(self.memory.root, flat, shape, row_major(shape), start // dtype.itemsize, name)
 
     def syncthreads(self):
         """A barrier of the block's fibres; all living lanes of this one must be here."""
@@ -286,7 +290,7 @@ class FibreLanes(Lanes):
 
     def made_checked(self, array, data, base, lane=None):
         """The CheckedArray of an array's elements, which reports accesses if the launch is watched."""
-        made = checked(data, array.space, base, array.root.name, self.block.monitor)
+        made = checked(data, array.space, base, array.name, self.block.monitor)
         self.launch.owners[id(made)] = made, array.root, lane
         return made
 
@@ -309,7 +313,8 @@ def run_in_fibres(launch, how, indices, resident):
     for _ in range(MOST_FORKS):
         launch.save_all()
         launch.watch = launch.make_watch()
-        monitor = None if launch.watch is None else launch.watch.monitor
+        launch.tracer = launch.make_tracer()
+        monitor = monitor_of(launch)
         try:
             for number, group in enumerate(groups_of(how, indices)):
                 blocks = [FibreBlock(index, how.block, how.grid, how.shared_bytes, monitor, resident) for index in group]
@@ -318,6 +323,10 @@ def run_in_fibres(launch, how, indices, resident):
                 for rank, block in enumerate(blocks):
                     block.begin(launch, number * len(blocks) + rank, partition)
                 run_together(blocks)
+                if launch.tracer is not None:
+                    for block in blocks:
+                        launch.tracer.end_log(block.traced)
+                    launch.tracer.step += 1
                 launch.progress.done = (number + 1) * len(blocks)
             if launch.watch is not None:
                 launch.watch.end()

@@ -3,7 +3,6 @@
 import ast
 import functools
 import linecache
-import operator
 
 from minllm.sim.lanes.expressions import Writer
 from minllm.sim.lanes.faults import NotInLanes
@@ -15,19 +14,20 @@ from minllm.sim.typing.values import is_integer
 INDENT = "    "
 
 
-def lane_form(inference, detect=None):
+def lane_form(inference, detect=None, traced=False):
     """The lane form of an Inference, a function of (lanes, *arguments). Raises NotInLanes if there is none.
 
     detect: None, or with detectors (whether the result may become an index, the element types that carry indices); see carried.py.
+    traced: whether it counts operations and names the sites of accesses.
     """
     forms = inference.__dict__.setdefault("lane_forms", {})
-    made = forms.get(detect)
+    made = forms.get((detect, traced))
     if made is None:
         try:
-            made = Function(inference, detect).compiled()
+            made = Function(inference, detect, traced).compiled()
         except NotInLanes as reason:
             made = reason
-        forms[detect] = made
+        forms[detect, traced] = made
     if isinstance(made, NotInLanes):
         raise made
     return made
@@ -38,8 +38,8 @@ class Function(Writer):
 
     lane_form = staticmethod(lane_form)
 
-    def __init__(self, inference, detect):
-        super().__init__(inference, detect)
+    def __init__(self, inference, detect, traced):
+        super().__init__(inference, detect, traced)
         tree = inference.tree
         self.regions = Regions(tree, self.known_test, self.iterates)
         self.region, self.depth, self.lines, self.loops = self.regions.root, 1, [], []
@@ -47,6 +47,7 @@ class Function(Writer):
         if tree.args.kwonlyargs or tree.args.kwarg:
             self.refuse(tree, "keyword-only parameters")
         nodes = nodes_in(tree)
+        self.assigned = dict(map(assigned, (node for node in nodes if isinstance(node, (ast.Assign, ast.AnnAssign)))))
         self.returns_value = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
         self.has_choices = any(isinstance(node, ast.IfExp) for node in nodes)
 
@@ -181,7 +182,7 @@ class Function(Writer):
         if isinstance(target, ast.Name):
             left = self.cast_steps(target, f"v_{target.id}")
             if target in self.contraction.rounded:
-                left = f"{self.thing(operator.mul)}(*{left})"
+                left = self.rounded(left, kinds[0].type)
             self.assign(target, self.binary(node, operation, left, right, kinds, self.augmented(node)), None)
             return
         if not isinstance(target, ast.Subscript):
@@ -190,8 +191,8 @@ class Function(Writer):
         self.line(f"{array} = {self.expression(target.value)}")
         self.line(f"{index} = {self.index(target)}")
         result = self.augmented(node)
-        made = self.binary(node, operation, f"L.load({array}, *{index})", right, kinds, result)
-        self.line(f"L.store({array}, {self.natural(made, result)}, *{index})")
+        made = self.binary(node, operation, self.at(target, "L.load", array, f"*{index}"), right, kinds, result)
+        self.line(self.at(target, "L.store", array, self.natural(made, result), f"*{index}"))
 
     def assign(self, target, value, kind):
         """Write the assignment of an expression to a target."""
@@ -216,7 +217,7 @@ class Function(Writer):
             self.refuse(target, "a store to something that is not an array")
         if not self.selects_element(target):
             self.refuse(target, "a store to a slice")
-        self.line(f"L.store({self.expression(target.value)}, {value}, *{self.index(target)})")
+        self.line(self.at(target, "L.store", self.expression(target.value), value, f"*{self.index(target)}"))
 
     def do_If(self, node):
         known = self.known_test(node)
@@ -320,6 +321,15 @@ class Function(Writer):
             self.line(f"t = {self.expression(node.value)}")
             self.line("result = L.put(result, t)")
         self.line("L.returns()")
+
+
+def assigned(statement):
+    """(expression, variable to which its value is assigned) by an assignment, as place.assigned_name finds it: of a pair, the last one."""
+    value, targets = statement.value, statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    target = targets[0] if len(targets) == 1 else None
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and 2 <= len(value.elts) == len(target.elts) <= 3:
+        value, target = value.elts[-1], target.elts[-1]
+    return value, target.id if isinstance(target, ast.Name) else ""
 
 
 @functools.cache

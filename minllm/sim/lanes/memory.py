@@ -37,13 +37,21 @@ class Memory:
                          tuple(s for s, p in zip(array.strides, index) if not isinstance(p, slice)), offset)  # fmt: skip
         return array.like(tuple(shape), tuple(strides), self.address(one, numbers))
 
-    def new_shared(self, key, shape, dtype, alignment=None):
+    def new_shared(self, key, shape, dtype, alignment=None, name=""):
         """A shared array, one per block; shape 0: the dynamic shared memory."""
         if key not in self.shared:
-            self.shared[key] = self.make_shared(shape, dtype_of(dtype), alignment)
+            made = self.shared[key] = self.make_shared(shape, dtype_of(dtype), alignment, name)
+            if self.tracer is not None:
+                start = self.own_address(made.offset * made.itemsize)
+                start = int(start if type(start) is not VECTOR else start[0])
+                self.traced.shared_names.append((start, start + made.nbytes, name))
         return self.shared[key]
 
-    def make_shared(self, shape, dtype, alignment):
+    def own_address(self, place):
+        """The shared address in its block of a byte in the memory of all blocks."""
+        return place if self.count == 1 else place - self.shared_base()
+
+    def make_shared(self, shape, dtype, alignment, name):
         """A new shared array of every block of the vector."""
         shape = extents(shape)
         if self.memory is None:
@@ -56,7 +64,7 @@ class Memory:
         offset = start // dtype.itemsize
         if self.count > 1:
             offset = offset + self.block_of * (row // dtype.itemsize)
-        return LaneArray(self.memory.root, flat, shape, row_major(shape), offset)
+        return LaneArray(self.memory.root, flat, shape, row_major(shape), offset, name)
 
     def shared_base(self):
         """The byte in self.memory at which each lane's block begins."""
@@ -104,6 +112,7 @@ class Memory:
                 found = flat[at, self.lane]
                 return as_int64(found) if integer else found
             return as_int64(flat[at]) if integer else flat[at].copy()
+        self.trace(array, at, "read")
         self.read(array.root, at, array.dtype.itemsize)
         if type(at) is VECTOR:
             return as_int64(flat[at]) if integer else flat[at]
@@ -120,6 +129,7 @@ class Memory:
                 self.watch.local_written(self, array, at)
             self.store_local(flat, at, value, chosen)
             return
+        self.trace(array, at, "write")
         if chosen is not None:
             value = value[chosen] if type(value) is VECTOR else value
             at = at[chosen] if type(at) is VECTOR else at
@@ -152,6 +162,7 @@ class Memory:
         at = self.address(array, index)
         if array.local:
             raise NotInLanes("an atomic in local memory")
+        self.trace(array, at, "atomic")
         chosen = self.chosen
         places = at[chosen] if chosen is not None and type(at) is VECTOR else at
         if self.watch is None:
@@ -160,7 +171,20 @@ class Memory:
         places = at if type(at) is VECTOR else np.full(self.size, at)
         return self.each(functools.partial(change, Elements(array.flat, array.space)), places, *values)
 
-    # Reports of accesses, to detectors and to the check that blocks do not touch the same memory
+    # Reports of accesses, to a trace, to detectors and to the check that blocks do not touch the same memory
+
+    def trace(self, array, at, kind, count=1):
+        """Report an access to `count` elements to a trace. at: for all lanes, the number of the first in the memory of the array's root."""
+        if self.tracer is not None and array.space in ("global", "shared"):
+            place = at * array.itemsize
+            place = self.own_address(place) if array.space == "shared" else place
+            self.trace_at(array.space, array.name, place, count * array.itemsize, kind)
+
+    def trace_at(self, space, name, place, width, kind):
+        """Report an access to a trace. place: for all lanes, the first byte in the array's memory, or the shared address."""
+        if self.tracer is not None:
+            place = place[self.chosen] if self.chosen is not None and type(place) is VECTOR else place
+            self.tracer.access(self, self.numbers, space, name, place, width, kind)
 
     def read(self, root, at, size):
         """Called before memory is read. at: for all lanes, the number of an element of `size` bytes from the memory's start."""

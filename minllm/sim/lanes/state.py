@@ -4,12 +4,13 @@ import functools
 
 import numpy as np
 
-from minllm.sim.lanes.accesses import Log
+from minllm.sim.lanes import accesses
 from minllm.sim.lanes.arrays import LaneArray
 from minllm.sim.lanes.faults import Fault, NotInLanes
 from minllm.sim.lanes.masks import VECTOR, Loop, both, joined, split, truth
 from minllm.sim.lanes.memory import Memory
 from minllm.sim.lanes.operations import column, low, rows
+from minllm.sim.lanes.trace import Log
 from minllm.sim.thread import WARP_SIZE, Dimensions
 
 
@@ -43,10 +44,14 @@ class Lanes(Memory):
         self.dead = False  # lanes that have returned from the kernel
         self.depth = 0  # device functions around the current statement
         # For detectors: block barriers and warp barriers so far, whether the lanes have waited for earlier launches, copies in flight.
-        self.watch, self.log, self.first = launch.watch, Log(), first * self.threads
+        self.watch, self.log, self.first = launch.watch, accesses.Log(), first * self.threads
         self.serial = self.first + (self.lane if threads is None else self.number)
         self.epoch = self.clock = self.flying = 0
         self.waited = False
+        # For a trace: the calls that have led here, the site of the current access or call, the accesses of these lanes.
+        self.tracer, self.path, self.site = launch.tracer, None, None
+        if self.tracer is not None:
+            self.path, self.traced = self.tracer.path, Log(self.size)
 
     # Branches
 
@@ -87,6 +92,39 @@ class Lanes(Memory):
         self.mask, self.loop, self.depth = mask, loop, self.depth - 1
         return result
 
+    def at(self, site, function, *operands):
+        """function(...), called at a site of the kernel."""
+        self.site = site
+        return function(*operands)
+
+    def call_at(self, site, function, arguments, named):
+        """Call a device function at a site of the kernel."""
+        before = self.site, self.path
+        self.site, self.path = site, self.path.below(site)
+        result = self.call(function, arguments, named)
+        self.site, self.path = before
+        return result
+
+    def operated(self, kind, count, value):
+        """A value, for which each lane of the mask has executed `count` operations of a kind."""
+        self.tracer.flops(kind, count * (self.size if self.mask is None else self.chosen.size))
+        return value
+
+    def collective(self, kind, flops=0):
+        """Called when warps have met in an instruction. flops: of each, on tensor cores."""
+        if self.tracer is not None:
+            self.tracer.collective(self, kind, flops)
+
+    @property
+    def warps_here(self):
+        """The numbers of the warps that have lanes in the mask."""
+        return np.unique(self.warp_of if self.mask is None else self.warp_of[self.mask])
+
+    @property
+    def numbers(self):
+        """The numbers of the lanes of the mask, counted over the vector's blocks."""
+        return (self.serial if self.mask is None else self.serial[self.chosen]) - self.first
+
     @property
     def chosen(self):
         """The numbers of the lanes of the mask; None for all."""
@@ -110,7 +148,7 @@ class Lanes(Memory):
             made = [self.put(*pair) for pair in zip(old, new)]
             return type(new)._make(made) if hasattr(new, "_make") else tuple(made)
         if isinstance(new, LaneArray):
-            if not isinstance(old, LaneArray) or old.flat is not new.flat or (old.shape, old.strides) != (new.shape, new.strides):
+            if not isinstance(old, LaneArray) or old.flat is not new.flat or old.view != new.view:
                 raise NotInLanes("a variable that is another array in other threads")
             return new.like(new.shape, new.strides, np.where(mask, new.offset, old.offset))
         if type(new) is not VECTOR and type(old) is type(new) and new == old and new != 0:
@@ -199,8 +237,7 @@ class Lanes(Memory):
     def syncthreads(self):
         """A barrier of each block: all of its threads that have not returned from the kernel must be here."""
         if self.mask is None:
-            if self.watch is not None:
-                self.watch.barrier(self)
+            self.pass_barrier(self.count)
             return
         # Under a detector of such barriers, threads that have returned count as missing too.
         missing = ~self.mask if self.dead is False or self.watch is not None else ~(self.mask | self.dead)
@@ -209,8 +246,14 @@ class Lanes(Memory):
             missing &= here[self.block_of]
         if missing.any():
             raise Fault("some threads do not reach a barrier")
+        self.pass_barrier(int(self.mask.reshape(self.count, self.threads).any(1).sum()))
+
+    def pass_barrier(self, blocks):
+        """Report a barrier of this number of blocks."""
         if self.watch is not None:
             self.watch.barrier(self)
+        if self.tracer is not None:
+            self.tracer.barrier(blocks)
 
     def after_syncwarp(self):
         """Called behind a barrier of whole warps."""

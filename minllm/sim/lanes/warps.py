@@ -9,6 +9,7 @@ from minllm.sim.lanes.masks import VECTOR
 from minllm.sim.thread import WARP_SIZE
 
 FULL_MASK = 0xFFFFFFFF
+KINDS = dict(shfl="shfl", xor="shfl_xor", down="shfl_down", up="shfl_up")  # as the threads name them
 BITS = np.int64(1) << np.arange(WARP_SIZE)
 
 
@@ -45,6 +46,7 @@ def whole_warps(lanes):
 
 def shuffle(kind, lanes, members, value, operand):
     """The values that each lane reads from another one."""
+    lanes.collective(KINDS[kind])
     members, lane, operand = check_members(lanes, members), lanes.laneid, operand % WARP_SIZE
     if kind == "shfl":
         source = operand + np.zeros_like(lane)
@@ -90,21 +92,25 @@ def members_of(lanes, members):
 
 def ballot(lanes, members, predicate):
     """The votes as numba-cuda has them, int32."""
+    lanes.collective("ballot")
     return votes(lanes, members, predicate).astype(np.int32).astype(np.int64)
 
 
 def any_of(lanes, members, predicate):
     """Whether the predicate holds in a lane of the warp that takes part."""
+    lanes.collective("any")
     return votes(lanes, members, predicate) != 0
 
 
 def all_of(lanes, members, predicate):
     """Whether the predicate holds in all lanes of the warp that take part."""
+    lanes.collective("all")
     return votes(lanes, members, predicate) == members_of(lanes, members)
 
 
 def syncwarp(lanes, members=FULL_MASK):
     """A barrier of warps, which orders memory accesses if whole warps take part."""
+    lanes.collective("syncwarp")
     if check_members(lanes, members) == FULL_MASK:
         lanes.after_syncwarp()
 

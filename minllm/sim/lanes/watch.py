@@ -12,13 +12,12 @@ from minllm.sim.detectors.global_races import Access, History
 from minllm.sim.detectors.grid_order import THREAD_BITS, GridOrder
 from minllm.sim.detectors.streams import TouchedBytes
 from minllm.sim.detectors.unwritten import UnwrittenReads
-from minllm.sim.lanes.accesses import ATOMIC, READ, WRITE, Log, may_race, suspicious
+from minllm.sim.lanes.accesses import ATOMIC, NAMES, READ, WRITE, Log, may_race, suspicious
 from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
 from minllm.sim.lanes.masks import VECTOR
 from minllm.sim.monitor import Launch
 from minllm.sim.thread import WARP_SIZE
 
-KINDS = {READ: "read", WRITE: "write", ATOMIC: "atomic"}
 FULL_MASK = 0xFFFFFFFF
 MOST_LOGGED = 8_000_000  # accesses between two comparisons
 MARKED = {size: int.from_bytes(b"\1" * size, "little") for size in (1, 2, 4, 8)}
@@ -148,7 +147,7 @@ class Watch:
         for unit, thread, kind, value, position in zip(*(one[chosen].tolist() for one in (units, threads, kinds, values, positions))):
             if unit != last:
                 history, last = History(self.order), unit
-            if history.add(Access(position, None, unit, 1, KINDS[kind], self.serial(thread), None, 0, value)) is not None:
+            if history.add(Access(position, None, unit, 1, NAMES[kind], self.serial(thread), None, 0, value)) is not None:
                 return False
         return True
 

@@ -57,6 +57,7 @@ def load_units(lanes, array, index, count, dtype):
     flat, first = units(array.root, dtype), start // dtype.itemsize
     if active(lanes, start % dtype.itemsize != 0):
         raise NotInLanes("memory that begins between two words")
+    lanes.trace(array, array.offset + index, "read", count * dtype.itemsize // array.itemsize)
     if array.space != "constant":
         for number in range(count):
             lanes.read(array.root, first + number, dtype.itemsize)
@@ -83,6 +84,7 @@ def store_units(lanes, array, index, values, dtype):
     start = start_of(lanes, array, index, count * dtype.itemsize, count * dtype.itemsize)
     if active(lanes, start % dtype.itemsize != 0):
         raise NotInLanes("memory that begins between two words")
+    lanes.trace(array, array.offset + index, "write", count * dtype.itemsize // array.itemsize)
     chosen, flat, first = lanes.chosen, units(array.root, dtype), start // dtype.itemsize
     if type(first) is not VECTOR:
         first = np.full(lanes.size, first)

@@ -1,4 +1,5 @@
-"""Random programs of nested branches and loops with break, continue and return: every thread computes what it computes by itself."""
+"""Random programs of nested branches and loops with break, continue and return: every thread computes what it computes by itself, and a
+trace counts its loads and stores in the same requests."""
 
 import linecache
 import random
@@ -29,7 +30,7 @@ class Program:
         self.lines.append(INDENT * depth + text)
 
     def expression(self):
-        left, right = self.random.choices([*NAMES, str(self.random.randrange(-3, 9))], k=2)
+        left, right = self.random.choices([*NAMES, str(self.random.randrange(-3, 9)), f"x[{self.random.choice(NAMES)} % 64]"], k=2)
         return f"{left} {self.random.choice(['+', '-', '*', '&', '^'])} {right}"
 
     def condition(self):
@@ -82,4 +83,4 @@ def test_a_random_program(group):
     for seed in range(8 * group, 8 * group + 8):
         kernel = Program(seed).kernel(f"<random program {seed}>")
         x = np.random.default_rng(seed).integers(0, 50, 64)
-        assert compare(kernel, 2, 32, x, np.zeros((4, 64), np.int64), detect=False) is None, seed
+        assert compare(kernel, 2, 32, x, np.zeros((4, 64), np.int64), detect=False, traced=True) is None, seed
