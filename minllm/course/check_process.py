@@ -25,6 +25,7 @@ from minllm.errors import ExerciseError
 from minllm.sim.typing.rules import context
 
 INTERRUPTED = 130
+context()  # what every check of a kernel needs: a fork has it, and a Python of its own makes one while this process does
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,6 @@ def report_of(child: Child) -> CheckedFile:
     Raises ExerciseError if there is no report, or if the file belongs to no exercise.
     """
     exercise = exercise_of_file(child.path, child.name)
-    context()  # what the check of the package's own exercise needs, while the child runs
     code = child.process.wait()
     if child.report.exists():
         return judged(child.report, child.path, exercise)

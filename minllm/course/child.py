@@ -1,6 +1,7 @@
-"""The child process of `minllm check`, started before this process imports what judges its report: both import at once.
+"""The child process of `minllm check`: on Linux a fork, which has all that this process has imported.
 
-Imports nothing heavy. What the child does, and why there is one: check_process.py.
+Elsewhere libraries may break in a fork: there it is a Python of its own, started before this process imports what judges its report, so
+that both import at once. Imports nothing heavy. What the child does, and why there is one: check_process.py.
 """
 
 import os
@@ -13,7 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from minllm.course.fork import Fork
+
 MODULE = "minllm.course.check_process"
+FORKS = sys.platform == "linux"
 PROJECT = "project"  # in place of an exercise's name: all of the final project
 
 
@@ -24,7 +28,7 @@ class Child:
     path: Path
     name: str | None
     report: Path
-    process: subprocess.Popen
+    process: subprocess.Popen | Fork
 
 
 @contextmanager
@@ -35,8 +39,7 @@ def started(path: Path, name: str | None) -> Iterator[Child]:
     """
     with tempfile.TemporaryDirectory() as directory, _interrupts_left_to_the_child():
         report = Path(directory) / "report.json"
-        command = [sys.executable, "-P", "-m", MODULE, str(report), str(path), *([name] if name else [])]
-        with subprocess.Popen(command, env=environment()) as process:
+        with process_of(MODULE, str(report), str(path), *([name] if name else [])) as process:
             try:
                 yield Child(path, name, report, process)
             except BaseException:
@@ -44,9 +47,12 @@ def started(path: Path, name: str | None) -> Iterator[Child]:
                 raise
 
 
-def environment() -> dict[str, str]:
-    """This process's environment with its sys.path as PYTHONPATH, so that the child finds the same modules."""
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
+def process_of(module: str, *arguments: str) -> subprocess.Popen | Fork:
+    """A child process that runs main(*arguments) of a module. It has this process's sys.path, so that it finds the same modules."""
+    if FORKS:
+        return Fork(module, *arguments)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
+    return subprocess.Popen([sys.executable, "-P", "-m", module, *arguments], env=environment)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from minllm.course import child
 from minllm.course.check_process import judged
 from minllm.course.exercises import EXERCISES, find
 from minllm.errors import ExerciseError
-from tests.course import forked
 
 pytestmark = pytest.mark.results_only  # the solutions, which test_exercises.py runs under detectors
 
@@ -23,13 +22,7 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-@pytest.fixture
-def forked_checks(monkeypatch):
-    """Checks run in forks of this process."""
-    monkeypatch.setattr(child, "subprocess", forked)
-
-
-def test_a_reader_does_an_exercise(tmp_path):
+def test_a_reader_does_an_exercise(tmp_path, monkeypatch):
     listed = run("exercise")
     assert listed.exit_code == 0 and all(exercise.name in listed.output for exercise in EXERCISES)
 
@@ -42,8 +35,10 @@ def test_a_reader_does_an_exercise(tmp_path):
     failed = run("check", path)
     assert failed.exit_code == 1 and "FAILED" in failed.output and "not reached" in failed.output
     path.write_text(find("matmul.naive").source)
-    passed = run("check", "matmul.naive", path)
-    assert passed.exit_code == 0 and "Passed" in passed.output
+    for forks in (child.FORKS, False):
+        monkeypatch.setattr(child, "FORKS", forks)
+        passed = run("check", "matmul.naive", path)
+        assert passed.exit_code == 0 and "Passed" in passed.output
 
     assert run("exercise", "normalization.rms_norm", "--out", tmp_path).exit_code == 0
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -78,7 +73,7 @@ EXITS = {
 
 
 @pytest.mark.parametrize("lines", EXITS.values(), ids=EXITS.keys())
-def test_a_file_that_exits_has_not_passed(lines, forked_checks, tmp_path):
+def test_a_file_that_exits_has_not_passed(lines, tmp_path):
     path = tmp_path / "matmul_naive.py"
     path.write_text(f"{SOLVED}\n{lines}")
     result = run("check", path)
@@ -94,7 +89,7 @@ EXITING_CALLS = [
 
 
 @pytest.mark.parametrize("call, says", EXITING_CALLS)
-def test_a_kernel_that_exits_has_not_passed(call, says, forked_checks, tmp_path):
+def test_a_kernel_that_exits_has_not_passed(call, says, tmp_path):
     path = tmp_path / "matmul_naive.py"
     path.write_text("import os\nimport sys\n" + SOLVED.replace("# exercise: matmul.naive", f"# exercise: matmul.naive\n    {call}"))
     result = run("check", path)
@@ -136,7 +131,7 @@ def test_a_forged_report_is_no_pass_whatever_results_it_names(results, tmp_path)
 
 
 @pytest.mark.parametrize("lines", FORGERIES.values(), ids=FORGERIES)
-def test_a_file_that_forges_its_pass_has_not_passed(lines, forked_checks, tmp_path):
+def test_a_file_that_forges_its_pass_has_not_passed(lines, tmp_path):
     not_passed(lines.replace("RESULTS", "[]"), tmp_path)
 
 

@@ -5,6 +5,8 @@ import json
 from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -20,7 +22,6 @@ from minllm.course.project.check import check_project, disagreement
 from minllm.course.project.own_engine import PROMPTS, Run, run
 from minllm.course.project.parts import APPEND, MERGE, PARTS, SAMPLE, SCHEDULE, SPLIT, files_of
 from minllm.errors import ExerciseError
-from tests.course import forked
 
 pytestmark = pytest.mark.results_only
 
@@ -43,12 +44,6 @@ def folder(tmp_path):
 def passing(monkeypatch):
     """Each part passes alone: test_exercises.py checks the ladders."""
     monkeypatch.setattr(check, "check_in_a_process", lambda path, name: CheckedFile(True, ""))
-
-
-@pytest.fixture
-def forked_engine(monkeypatch):
-    """The engine of a folder runs in a fork of this process."""
-    monkeypatch.setattr(check, "subprocess", forked)
 
 
 def change(folder, part, old, new):
@@ -92,7 +87,7 @@ def test_a_part_that_fails_alone_is_reported_and_no_certificate_stays(folder):
     assert not (folder / check.CERTIFICATE).exists()
 
 
-def test_parts_that_do_not_work_together_are_refused(folder, passing, forked_engine):
+def test_parts_that_do_not_work_together_are_refused(folder, passing):
     change(folder, APPEND, "if slot < 0:", "if slot < 0 or token == cuda.gridDim.x - 1:")
     report = check_project(folder)
     assert not report.passed and "expected tokens" in report.text and "they part at token 1" in report.text
@@ -119,7 +114,7 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("part, lines, says", CHEATS.values(), ids=CHEATS)
-def test_an_engine_that_borrows_or_ends_is_refused(part, lines, says, folder, passing, forked_engine):
+def test_an_engine_that_borrows_or_ends_is_refused(part, lines, says, folder, passing):
     path = part.file(folder)
     path.write_text(path.read_text() + lines)
     with pytest.raises(ExerciseError) as raised:
@@ -170,12 +165,11 @@ def test_what_a_run_gets_wrong_is_said(expected):
 
 
 def test_a_report_that_cannot_be_read_is_none(folder, monkeypatch):
-    def wrote(command, env):
-        with open(command[4], "w", encoding="utf-8") as file:
-            json.dump(dict(tokens="yes", keys=None, calls={}), file)
-        return type("Done", (), dict(returncode=0))
+    def wrote(module, report, folder):
+        Path(report).write_text(json.dumps(dict(tokens="yes", keys=None, calls={})), encoding="utf-8")
+        return MagicMock()
 
-    monkeypatch.setattr(check.subprocess, "run", wrote)
+    monkeypatch.setattr(check, "process_of", wrote)
     with pytest.raises(ExerciseError, match="left no report that can be read"):
         check.engine_in_a_process(folder)
 

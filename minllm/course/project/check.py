@@ -7,7 +7,6 @@ own functions refuse to be called from the folder's files.
 
 import contextlib
 import json
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from minllm.course.checks.ladder import complaint
 from minllm.course.checks.learner import read
 from minllm.course.checks.mismatch import Mismatch, differing
 from minllm.course.checks.own_functions import guarded
-from minllm.course.child import environment
+from minllm.course.child import process_of
 from minllm.course.project.certificate import certificate
 from minllm.course.project.own_engine import PROMPTS, Run, run
 from minllm.course.project.parts import APPEND, MERGE, PARTS, SAMPLE, SCHEDULE, SPLIT, files_of, modules_of
@@ -87,8 +86,8 @@ def engine_in_a_process(folder: Path) -> Run:
     """The Run of the folder's engine in a child process. Raises ExerciseError if it fails there."""
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.json"
-        command = [sys.executable, "-P", "-m", "minllm.course.project.check", str(report), str(folder)]
-        code = subprocess.run(command, env=environment()).returncode
+        with process_of("minllm.course.project.check", str(report), str(folder)) as process:
+            code = process.wait()
         if not report.exists():
             raise ExerciseError(f"{folder} has not passed: its engine ended with exit code {code} before it could report")
         try:
