@@ -49,7 +49,8 @@ SERVE_STAMP := $(VENV)/.serve-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
 DOCS_STAMP := $(VENV)/.docs-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
 LESSONS_STAMP := $(VENV)/.lessons-$(PYTHON_VERSION)-$(or $(CUDA),cpu)-$(PROJECT)
 CHAT_MODEL := .cache/chat/SmolLM2-135M-Instruct.Q4_1.gguf
-INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_FLAGS)
+# pip would compile every file of every package; Python compiles those that it imports, once: of torch and transformers few.
+INSTALL = $(BIN)/python -m pip install --no-compile --disable-pip-version-check $(PIP_FLAGS)
 
 # One numerical thread a process: the test processes share the cores already.
 THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
