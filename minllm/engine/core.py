@@ -39,12 +39,12 @@ class EngineCore(NotCopied):
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its siblings. Raises OutOfMemoryError if it can never fit."""
-        self.scheduler.add(sequence)
+        self.scheduler.queues.add(sequence)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
         """End those of the sequences that have not ended; their memory is free for the next step."""
         for sequence in sequences:
-            self.scheduler.abort(sequence)
+            self.scheduler.queues.abort(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Abort a sequence in any thread, even in a finaliser: at once if nobody uses the engine, or else with the next step."""
@@ -56,7 +56,7 @@ class EngineCore(NotCopied):
     @property
     def has_work(self) -> bool:
         """Whether a sequence has not ended, or a launched step has not been read."""
-        return bool(self.scheduler.num_unfinished or self._launched)
+        return bool(self.scheduler.queues.num_unfinished or self._launched)
 
     def step(self) -> list[Sequence]:
         """Launch the next step, and read the one that was launched before it; returns the sequences that got a token or ended."""
@@ -70,7 +70,7 @@ class EngineCore(NotCopied):
                 except BaseException as error:  # noqa: BLE001 - an error of the device: those who wait for this step learn of it
                     moved += self.scheduler.fail(step, as_exception(error))
             self._choose_late()
-            return moved + self.scheduler.take_ended()
+            return moved + self.scheduler.queues.take_ended()
 
     def run(self, sequences: Iterable[Sequence]) -> None:
         """Step until these sequences, which were added, have ended. Raises the error of the first that failed; an interrupt aborts them."""
@@ -92,7 +92,7 @@ class EngineCore(NotCopied):
 
     def _abort_dropped(self) -> None:
         while self._dropped:
-            self.scheduler.abort(self._dropped.popleft())
+            self.scheduler.queues.abort(self._dropped.popleft())
 
     def _launch_ahead(self) -> list[Sequence]:
         """Launch until steps_ahead + 1 steps are unread; returns the sequences of steps that could not be launched."""

@@ -44,8 +44,8 @@ def engine_stats(scheduler: Scheduler, num_steps: int, num_graphs: int = 0, grap
     windows = scheduler.memory.policy.windows
     usage, hits = scheduler.memory.policy.usage(), scheduler.memory.policy.prefix_hits
     return EngineStats(
-        num_running=len(scheduler.running), num_waiting=scheduler.num_waiting, kv_cache_usage=usage.allocated / usage.total,
-        num_preemptions=scheduler.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
+        num_running=len(scheduler.queues.running), num_waiting=scheduler.queues.num_waiting, kv_cache_usage=usage.allocated / usage.total,
+        num_preemptions=scheduler.queues.num_preemptions, prefix_cache_queries=hits.tokens_asked, prefix_cache_hits=hits.tokens_hit,
         num_window_blocks_freed=0 if windows is None else windows.num_freed, num_steps=num_steps,
         num_corrupted_requests=scheduler.num_corrupted_requests, num_graphs=num_graphs,
         graph_memory_bytes=graph_memory_bytes, **_of_speculation(scheduler.speculation),

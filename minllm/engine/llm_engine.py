@@ -166,7 +166,7 @@ class LLMEngine(NotCopied):
 
     def abort_all(self) -> None:
         """End all requests."""
-        self.core.abort(self.core.scheduler.sequences())
+        self.core.abort(self.core.scheduler.queues.sequences())
         self._requests.clear()
 
     def forget_history(self) -> None:
@@ -174,7 +174,7 @@ class LLMEngine(NotCopied):
         self.core.scheduler.memory.policy.forget_prefixes()
         self.core.scheduler.memory.policy.forget_counts()
         self._num_requests = self.core.num_steps = 0
-        self.core.scheduler.num_preemptions = self.core.scheduler.num_corrupted_requests = 0
+        self.core.scheduler.queues.num_preemptions = self.core.scheduler.num_corrupted_requests = 0
         if self.core.scheduler.speculation is not None:
             self.core.scheduler.speculation.counts = SpeculationCounts()
 

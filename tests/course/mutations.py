@@ -363,7 +363,7 @@ MUTATIONS = [
         (" - step.num_tokens)", ")", "decodes count", "count against the budget"),
         ("            budget -= self._add_chunk(sequence, budget, step) if budget else 0\n", "            pass\n",
          "within the budget", "its prompt was not continued"),
-        (" and self._free_slots", "", "slots", "IndexError"),
+        (" and self.queues.has_free_slot", "", "slots", "IndexError"),
         ("max(1, self.max_num_batched_tokens - step.num_tokens)", "self.max_num_batched_tokens - step.num_tokens", "a step full of decodes",
          "starves"),
         ("self._must_wait(first, budget, step, whole) or ", "", "whole prompts", "whole=True was ignored"),

@@ -19,4 +19,4 @@ def nothing_leaks(request):
     yield
     if "llm" in request.fixturenames:
         llm = request.getfixturevalue("llm")
-        assert llm.engine.cache_policy.usage().allocated == 0 and llm.engine.scheduler.num_unfinished == 0
+        assert llm.engine.cache_policy.usage().allocated == 0 and llm.engine.scheduler.queues.num_unfinished == 0

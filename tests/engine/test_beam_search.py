@@ -299,7 +299,7 @@ def test_whatever_ends_a_step_frees_all_beams(llm, monkeypatch, error):
 def test_an_aborted_beam_ends_its_search(llm):
     core, [beams] = llm.llm_engine.core, llm._requests(prompt(20), PARAMS, kind=BeamSearchParams)
     core.add(beams[0])
-    assert set(core.scheduler.sequences()) == set(beams)
+    assert set(core.scheduler.queues.sequences()) == set(beams)
     for _ in range(4):
         core.step()
     core.abort(beams[2:3])

@@ -19,8 +19,8 @@ def engine():
     """An engine of four slots."""
     with LLM(model_directory("small"), **SMALL) as llm:
         yield llm.llm_engine
-        assert llm.engine.cache_policy.usage().allocated == 0 and not llm.engine.scheduler.running
-        assert sorted(llm.engine.scheduler._free_slots) == [0, 1, 2, 3]
+        assert llm.engine.cache_policy.usage().allocated == 0 and not llm.engine.scheduler.queues.running
+        assert sorted(llm.engine.scheduler.queues._free_slots) == [0, 1, 2, 3]
 
 
 def finish(engine, outputs=()):

@@ -110,7 +110,7 @@ def test_one_poisonous_request_in_fifty(request):
             asyncio.run(asyncio.wait_for(generate(), count))  # seconds: a hang is an error
         finally:
             engine.shutdown()
-        assert llm.engine.scheduler.num_unfinished == 0 and llm.engine.cache_policy.usage().allocated == 0
+        assert llm.engine.scheduler.queues.num_unfinished == 0 and llm.engine.cache_policy.usage().allocated == 0
 
 
 HUGE = 10**18

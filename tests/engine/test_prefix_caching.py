@@ -113,7 +113,7 @@ def test_completions_of_a_prompt_are_of_its_salt(sharing, monkeypatch):
     """They share the prompt with each other, also where they do not fit one batch, and with nobody else."""
     params = SamplingParams(n=3, temperature=1.0, max_tokens=4, ignore_eos=True, seed=1)
     sharing.engine.cache_policy.forget_counts()
-    monkeypatch.setattr(sharing.engine.scheduler, "_free_slots", [0, 1])
+    monkeypatch.setattr(sharing.engine.scheduler.queues, "_free_slots", [0, 1])
     outputs = [sharing.generate(INSTRUCTIONS, params, cache_salt=salt)[0] for salt in ("one", "two", "one")]
     found = (len(outputs[0].prompt_token_ids) - 1) // 16 * 16
     assert [output.num_cached_tokens for output in outputs] == [0, 0, found]

@@ -32,7 +32,7 @@ def test_what_cannot_fit_is_refused_and_the_others_are_served(monkeypatch, expec
     with LLM(model_directory("small"), device="cpu", **options) as llm:
         policy, scheduler, running = llm.engine.cache_policy, llm.engine.scheduler, []
         execute = llm.engine.runner.execute
-        monkeypatch.setattr(llm.engine.runner, "execute", lambda step: (running.append(len(scheduler.running)), execute(step))[1])
+        monkeypatch.setattr(llm.engine.runner, "execute", lambda step: (running.append(len(scheduler.queues.running)), execute(step))[1])
         with pytest.raises(InvalidRequestError, match=f"and max_model_len={llm.max_model_len} allows"):
             llm.generate([PROMPTS[0], prompt(llm.max_model_len)], PARAMS[0])
         with llm.stream(PROMPTS[1], PARAMS[0]) as stream:
@@ -43,6 +43,6 @@ def test_what_cannot_fit_is_refused_and_the_others_are_served(monkeypatch, expec
         running.clear()
         for _ in range(2):
             assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
-        assert max(running) < len(PROMPTS) or scheduler.num_preemptions > 0
+        assert max(running) < len(PROMPTS) or scheduler.queues.num_preemptions > 0
         policy.check()
         assert policy.usage().allocated == 0

@@ -67,7 +67,7 @@ def test_scripted_requests(request, policy, preemption, ahead):
             if sequence.is_finished and sequence not in ends:
                 ends[sequence] = sequence.finish_reason
         running = [sequence for sequence in running if not sequence.is_finished]
-        check_books(scheduler)
+        check_books(scheduler.queues)
     check_nothing_is_left(scheduler, 6)
     every = [sequence for sequences in made for sequence in sequences]
     assert set(ends) == set(every) and all(ends[sequence] == sequence.finish_reason for sequence in every)

@@ -107,7 +107,7 @@ def test_another_thread_may_close_or_drop_a_stream(only_new_objects, llm):
         return logits
 
     llm.generate("def", SamplingParams(temperature=0, max_tokens=3, logits_processors=[processor]))
-    assert llm.engine.scheduler.num_unfinished == 0
+    assert llm.engine.scheduler.queues.num_unfinished == 0
 
 
 def test_eight_threads_on_one_llm_get_their_tokens_or_an_error(llm):

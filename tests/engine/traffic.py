@@ -42,7 +42,7 @@ class Traffic:
                 self.leave()
             self.step()
             if self.random.random() < 0.1:
-                check_books(self.llm.engine.scheduler)
+                check_books(self.llm.engine.scheduler.queues)
         assert not self.open and len(self.ended) + self.refused == self.number
 
     def params(self, which):

@@ -25,6 +25,7 @@ from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
 from minllm.engine.scheduling.policy import SchedulingPolicy
 from minllm.engine.scheduling.preemption import Preemption
+from minllm.engine.scheduling.queues import Queues
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.engine.scheduling.step import Step
 
@@ -97,13 +98,14 @@ class SimulatedEngine:
     def __init__(
         self, costs: StepCosts, policy: str | SchedulingPolicy = "split_fuse", *, max_num_seqs: int = 256,
         max_num_batched_tokens: int = 2048, kv_cache_tokens: int = 1 << 20, preemption: str = "recompute", prediction: str = "none",
-        steps_ahead: int = 1, make_scheduler: type[Scheduler] = Scheduler, clock: VirtualClock | None = None,
+        steps_ahead: int = 1, make_scheduler: type[Scheduler] = Scheduler, make_queues: type[Queues] = Queues,
+        clock: VirtualClock | None = None,
     ):  # fmt: skip
         self.clock = clock or VirtualClock()
         self.runner = SimulatedRunner(costs, self.clock, steps_ahead)
         memory = KVCacheManager(PagedPolicy(max(1, kv_cache_tokens // BLOCK_SIZE), BLOCK_SIZE), LENGTH_PREDICTIONS[prediction]())
         policy = POLICIES[policy]() if isinstance(policy, str) else policy
-        self.scheduler = make_scheduler(policy, memory, Preemption(preemption), max_num_seqs, max_num_batched_tokens)
+        self.scheduler = make_scheduler(policy, make_queues(memory, Preemption(preemption), max_num_seqs), max_num_batched_tokens)
         self.core = EngineCore(self.scheduler, self.runner, tokenizer=None)
         self.sequences: dict[str, Sequence] = {}  # unfinished sequences by request id
 

@@ -1,4 +1,4 @@
-"""A scheduler that ends requests whose clients have gone; after some days it serves fewer and fewer."""
+"""Queues that end requests whose clients have gone; after some days it serves fewer and fewer."""
 
 from minllm.bench.serving.run import greedy
 from minllm.bench.serving.simulated import SimulatedEngine
@@ -6,14 +6,14 @@ from minllm.costs.serving import StepCosts
 from minllm.course.cases.case import Case
 from minllm.course.checks.mismatch import Mismatch
 from minllm.engine.requests.sequence import NO_SLOT
-from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.engine.scheduling.queues import Queues
 from minllm.models.shapes import named_config
 
 
-class EndingRequests(Scheduler):
-    """The package's scheduler, with another way to end a sequence that has finished or was aborted."""
+class EndingRequests(Queues):
+    """The package's queues, with another way to end a sequence that has finished or was aborted."""
 
-    def _leave(self, sequence):
+    def leave(self, sequence):
         """Free all that a sequence holds that has ended. A sequence that waits holds nothing."""
         self._num_unfinished -= 1
         if sequence.slot != NO_SLOT:
@@ -22,10 +22,10 @@ class EndingRequests(Scheduler):
             self._give_up_slot(sequence)
 
 
-class EndingAllRequests(Scheduler):
+class EndingAllRequests(Queues):
     """The same, but a sequence that has a slot has blocks, however far its prompt is computed."""
 
-    def _leave(self, sequence):
+    def leave(self, sequence):
         """Free all that a sequence holds that has ended. A sequence that waits holds nothing."""
         self._num_unfinished -= 1
         if sequence.slot != NO_SLOT:
@@ -33,10 +33,10 @@ class EndingAllRequests(Scheduler):
             self._give_up_slot(sequence)
 
 
-def examine(make_scheduler):
+def examine(make_queues):
     """Requests end by themselves, and are aborted while they wait, while their prompts are computed, and while they decode."""
     costs = StepCosts.of(named_config("llama-3.2-1b"), 4.273, 818.6)
-    engine = SimulatedEngine(costs, max_num_batched_tokens=64, max_num_seqs=2, make_scheduler=make_scheduler, steps_ahead=0)
+    engine = SimulatedEngine(costs, max_num_batched_tokens=64, max_num_seqs=2, make_queues=make_queues, steps_ahead=0)
     for name, prompt, tokens, aborted_after in (("a", 20, 3, None), ("b", 20, 9, 4), ("c", 300, 3, 2), ("d", 20, 3, 0)):
         engine.add_request(name, [1] * prompt, greedy(tokens))
         for step in range(12):

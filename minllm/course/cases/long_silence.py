@@ -1,18 +1,18 @@
-"""A scheduler that sends preempted sequences to the end of the queue, as seems fair; one answer never ends."""
+"""Queues that send preempted sequences to the end of the queue, as seems fair; one answer never ends."""
 
 from minllm.bench.serving.run import greedy
 from minllm.bench.serving.simulated import SimulatedEngine
 from minllm.costs.serving import StepCosts
 from minllm.course.cases.case import Case
 from minllm.course.checks.mismatch import Mismatch
-from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.engine.scheduling.queues import Queues
 from minllm.models.shapes import named_config
 
 
-class QueueingAgain(Scheduler):
-    """The package's scheduler, whose queue is in order of arrival, with another way to preempt."""
+class QueueingAgain(Queues):
+    """The package's queues, in order of arrival, with another way to preempt."""
 
-    def _preempt(self, sequence):
+    def preempt(self, sequence):
         """Take a running sequence's memory and slot, and let it wait again."""
         self.num_preemptions += 1
         self.preemption.evict(sequence, self.memory)
@@ -22,10 +22,10 @@ class QueueingAgain(Scheduler):
         self._push(sequence)
 
 
-class KeepingItsPlace(Scheduler):
+class KeepingItsPlace(Queues):
     """The same, but a preempted sequence keeps its arrival, and so its place before all that came later."""
 
-    def _preempt(self, sequence):
+    def preempt(self, sequence):
         """Take a running sequence's memory and slot, and let it wait again."""
         self.num_preemptions += 1
         self.preemption.evict(sequence, self.memory)
@@ -36,10 +36,10 @@ class KeepingItsPlace(Scheduler):
 STEPS, EVERY = 400, 6  # steps of the examination, and between two arrivals
 
 
-def examine(make_scheduler):
+def examine(make_queues):
     """A cache of 20 blocks; requests of 60 tokens that want 60 more keep coming. The fourth of them is watched."""
     costs = StepCosts.of(named_config("llama-3.2-1b"), 4.273, 818.6)
-    engine = SimulatedEngine(costs, kv_cache_tokens=320, make_scheduler=make_scheduler, steps_ahead=0)
+    engine = SimulatedEngine(costs, kv_cache_tokens=320, make_queues=make_queues, steps_ahead=0)
     sequences = {}
     for step in range(STEPS):
         if step % EVERY == 0:

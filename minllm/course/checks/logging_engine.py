@@ -20,7 +20,7 @@ class NumberedStep(Step):
 
 
 class LoggingEngine:
-    """A scheduler and a runner in one, which computes nothing and logs every call of the loop as (verb, number of the step).
+    """A scheduler, its queues and a runner in one, which computes nothing and logs every call of the loop as (verb, number of the step).
 
     steps: the number of steps to plan. blocked: the number of a step that cannot be planned before all launched ones are read. broken: the
     number of a step that cannot be launched.
@@ -28,7 +28,7 @@ class LoggingEngine:
 
     def __init__(self, steps: int, steps_ahead: int, blocked: int = 0, broken: int = 0):
         self.steps, self.steps_ahead, self.blocked, self.broken = steps, steps_ahead, blocked, broken
-        self.planned = 0
+        self.planned, self.queues = 0, self
         self.log: list[tuple[str, int]] = []
 
     def schedule(self) -> NumberedStep | None:

@@ -234,9 +234,9 @@ Nobody overtakes: the first waiting sequence that must wait, or that cannot ente
 There are never more sequences than slots, and without `admits` none enters.
 
 self._add_chunk(sequence, budget, step) adds as much of a prompt as fits, and returns the number of its tokens; a sequence with \
-sequence.is_prefilled needs none. self._first_waiting() is None if the queue is empty. self._must_wait(sequence, budget, step, whole) and \
-self._enter(sequence) return a bool.""",
-        hints=("Two loops: first over self.running, then over the queue.",
+sequence.is_prefilled needs none. self.queues.first_waiting() is None if the queue is empty. self.queues.has_free_slot, \
+self._must_wait(sequence, budget, step, whole) and self._enter(sequence) are bools.""",
+        hints=("Two loops: first over self.queues.running, then over the queue.",
                "A request that does not fit ends the loop: if those behind it overtook it, it might wait for ever."),
         rungs=(
             Rung("within the budget", "prompts of one step share its budget.", within_the_budget),

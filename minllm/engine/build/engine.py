@@ -42,6 +42,7 @@ from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
+from minllm.engine.scheduling.queues import Queues
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.models.config import ModelConfig
 from minllm.models.generation_config import GenerationConfig
@@ -153,11 +154,11 @@ def _make_memory(plan: Plan, model: Model, draft: Model | None) -> Memory:
 
 def _make_scheduler(plan: Plan, memory: Memory, draft: Model | None) -> Scheduler:
     options = plan.options
-    return Scheduler(
-        POLICIES[options.scheduling_policy](), KVCacheManager(memory.policy, LENGTH_PREDICTIONS[options.length_prediction]()),
-        make_preemption(plan.device, plan.ops, plan.config, memory.cache, memory.policy, options, memory.of_draft),
-        options.max_num_seqs, options.max_num_batched_tokens, make_speculation(options.speculation, plan.device, plan.config, draft),
-    )  # fmt: skip
+    manager = KVCacheManager(memory.policy, LENGTH_PREDICTIONS[options.length_prediction]())
+    preemption = make_preemption(plan.device, plan.ops, plan.config, memory.cache, memory.policy, options, memory.of_draft)
+    queues = Queues(manager, preemption, options.max_num_seqs)
+    speculation = make_speculation(options.speculation, plan.device, plan.config, draft)
+    return Scheduler(POLICIES[options.scheduling_policy](), queues, options.max_num_batched_tokens, speculation)
 
 
 def _make_runner(plan: Plan, model: Model, memory: Memory, draft: Model | None) -> ModelRunner:

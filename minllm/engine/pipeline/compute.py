@@ -48,7 +48,7 @@ class ComputeStage:
 
     def _arrived(self, wait: bool) -> list[PipelineRequest]:
         """New requests, as many as there is room for."""
-        return self.inbox.take(max(0, MOST_WAITING - self.core.scheduler.num_waiting), wait)
+        return self.inbox.take(max(0, MOST_WAITING - self.core.scheduler.queues.num_waiting), wait)
 
     def _admit(self, requests: list[PipelineRequest]) -> None:
         """Admit new requests, after aborts, because a new request may have the id of an aborted one."""

@@ -64,7 +64,7 @@ class BeamSearch:
         for beam in beams:
             beam.search, beam.is_held = self, beam is not beams[0]
 
-    def advance(self, scheduler: Any) -> None:
+    def advance(self, queues: Any) -> None:
         """Choose the next beams, once all live beams have their candidates."""
         if not all(beam.is_held for beam in self.live) or self.beams[0].is_finished:
             return
@@ -79,9 +79,9 @@ class BeamSearch:
             self._complete(chosen, "length")
             chosen = []
         if not chosen or self._is_decided(chosen):
-            scheduler.end(self.beams[0], self.completed[0].finish_reason if self.completed else "stop")
+            queues.end(self.beams[0], self.completed[0].finish_reason if self.completed else "stop")
         else:
-            self._extend(chosen, scheduler)
+            self._extend(chosen, queues)
 
     def output(self, tokenizer: Any) -> BeamSearchOutput:
         """The best completed sequences, best first."""
@@ -111,12 +111,12 @@ class BeamSearch:
         bound = chosen[0].logprob / max(shortest**penalty, longest**penalty)
         return self.params.early_stopping or self.completed[-1].score >= bound
 
-    def _extend(self, chosen: list[Candidate], scheduler: Any) -> None:
+    def _extend(self, chosen: list[Candidate], queues: Any) -> None:
         """Continue each parent as its best child; its other children take over beams without a child."""
         parents = {one.beam for one in chosen}
         idle = [beam for beam in self.beams if beam not in parents]
         for beam in idle:
-            scheduler.park(beam)
+            queues.park(beam)
         children = []
         for logprob, parent, token_id in chosen:
             child = parent if parent in parents else idle.pop(0)
@@ -126,7 +126,7 @@ class BeamSearch:
             child.output_token_ids, child.cumulative_logprob = token_ids, logprob
         self.live = [child for child, *_ in children]
         for child, parent, *_ in sorted(children, key=lambda one: one[0] is one[1]):  # forks first, before a parent continues
-            scheduler.resume(child, parent)
+            queues.resume(child, parent)
 
 
 class Temperature:

@@ -64,7 +64,7 @@ class Queues:
     def end(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
         """End a sequence that has not ended, and its peers."""
         sequence.abort(reason, error)
-        self._leave(sequence)
+        self.leave(sequence)
 
     @property
     def num_unfinished(self) -> int:
@@ -112,14 +112,29 @@ class Queues:
         else:
             self._push(beam)
 
-    def _park_held(self) -> bool:
+    def park_held(self) -> bool:
         """Park the held beams if a sequence waits, because nothing else makes room for it; returns whether there were any."""
-        held = [sequence for sequence in self.running if sequence.is_held and self._first_waiting() is not None]
+        held = [sequence for sequence in self.running if sequence.is_held and self.first_waiting() is not None]
         for sequence in held:
             self.park(sequence)
         return bool(held)
 
     # Running
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether one more sequence may run."""
+        return bool(self._free_slots)
+
+    def take_entered(self) -> list[Sequence]:
+        """The running sequences whose slots must be rewritten and were not returned before."""
+        entered, self._entered = self._entered, []
+        return entered
+
+    def take_forks(self) -> list[tuple[int, int]]:
+        """The (parent's slot, beam's slot) of beams forked since the last call."""
+        forks, self._forks = self._forks, []
+        return forks
 
     def _run(self, sequence: Sequence, num_computed: int, num_prefill: int) -> None:
         """Give a slot to a sequence that has its blocks."""
@@ -128,6 +143,21 @@ class Queues:
         insort(self.running, sequence, key=order)
         self._entered.append(sequence)
 
+    def run_first(self, num_computed: int, num_prefill: int) -> None:
+        """Run the first waiting sequence, which has its blocks."""
+        _, sequence = heapq.heappop(self.waiting)
+        self._run(sequence, num_computed, num_prefill)
+
+    def fork_siblings(self, sequence: Sequence) -> list[Sequence]:
+        """Run the completions that waited for this sequence's prompt on its blocks, and return them; those without room are queued."""
+        running = []
+        for sibling in self._take_siblings(sequence):
+            if self._fork(sequence, sibling):
+                running.append(sibling)
+            else:
+                self._push(sibling)
+        return running
+
     def _fork(self, parent: Sequence, child: Sequence) -> bool:
         """Run `child` on the blocks of `parent`, sharing its computed tokens; False if there is no slot or no room."""
         if not (self._free_slots and self.memory.fork(parent, child)):
@@ -135,7 +165,7 @@ class Queues:
         self._run(child, parent.num_computed_tokens, parent.num_computed_tokens)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Take a running sequence's memory and slot, and queue it again."""
         self.num_preemptions += 1
         self.preemption.evict(sequence, self.memory)
@@ -147,7 +177,7 @@ class Queues:
         elif not sequence.is_held:
             self._push(sequence)
 
-    def _recompute(self, sequence: Sequence) -> None:
+    def recompute(self, sequence: Sequence) -> None:
         """Take a running sequence's memory and slot, and queue it for recomputation, whatever the mode of preemption."""
         self.num_preemptions += 1
         sequence.num_preemptions += 1
@@ -177,7 +207,7 @@ class Queues:
         siblings, sequence.siblings = sequence.siblings, []
         return [sibling for sibling in siblings if not sibling.is_finished]
 
-    def _first_waiting(self) -> Sequence | None:
+    def first_waiting(self) -> Sequence | None:
         """The waiting sequence that comes first; those that have ended, or became held beams, are dropped from the queue."""
         while self.waiting and not self._waits(self.waiting[0][1]):
             heapq.heappop(self.waiting)
@@ -188,14 +218,14 @@ class Queues:
 
     # Ended
 
-    def _leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: Sequence) -> None:
         """Free everything that an ended sequence holds. If it is in the queue of waiting ones, it is skipped later."""
         self._num_unfinished -= 1
         self.park(sequence)
         self._push_siblings(sequence)
         self._end_peers(sequence)
 
-    def _end_unasked(self, sequence: Sequence, error: Exception) -> None:
+    def end_unasked(self, sequence: Sequence, error: Exception) -> None:
         """End a sequence that its user has not aborted, and report it with the next results."""
         self.abort(sequence, error)
         self._ended.append(sequence)
@@ -206,9 +236,9 @@ class Queues:
             if not peer.is_finished and sequence.finish_reason is not None:
                 self.end(peer, sequence.finish_reason, sequence.error)
 
-    def _abort_late(self) -> None:
+    def abort_late(self) -> None:
         """Abort the sequences past their deadline."""
         while self._deadlines and self._deadlines[0][0] <= time.perf_counter():
             _, _, sequence = heapq.heappop(self._deadlines)
             if not sequence.is_finished:
-                self._end_unasked(sequence, DeadlineError(f"{sequence} was not finished before its deadline."))
+                self.end_unasked(sequence, DeadlineError(f"{sequence} was not finished before its deadline."))

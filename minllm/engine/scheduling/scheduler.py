@@ -10,14 +10,11 @@ their tokens are counted (`num_in_flight`) before they are known.
 """
 
 import contextlib
-import heapq
 import time
 
 from minllm.engine.requests.no_token import no_token_error
 from minllm.engine.requests.sequence import Sequence
-from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.policy import SchedulingPolicy
-from minllm.engine.scheduling.preemption import Preemption
 from minllm.engine.scheduling.queues import Queues
 from minllm.engine.scheduling.speculative import Speculation
 from minllm.engine.scheduling.step import Span, Step, Verified
@@ -25,32 +22,28 @@ from minllm.errors import OutOfMemoryError, as_exception
 from minllm.kernels.sampling.argmax import NOT_FINITE
 
 
-class Scheduler(Queues):
-    """Plans steps. `max_num_seqs` is the number of slots, `max_num_batched_tokens` the token budget of a step."""
+class Scheduler:
+    """Plans steps. `queues` holds the sequences; `max_num_batched_tokens` is the token budget of a step."""
 
-    def __init__(
-        self, policy: SchedulingPolicy, memory: KVCacheManager, preemption: Preemption, max_num_seqs: int, max_num_batched_tokens: int,
-        speculation: Speculation | None = None,
-    ):  # fmt: skip
-        super().__init__(memory, preemption, max_num_seqs)
-        self.policy, self.max_num_batched_tokens, self.speculation = policy, max_num_batched_tokens, speculation
+    def __init__(self, policy: SchedulingPolicy, queues: Queues, max_num_batched_tokens: int, speculation: Speculation | None = None):
+        self.policy, self.queues, self.memory = policy, queues, queues.memory
+        self.max_num_batched_tokens, self.speculation = max_num_batched_tokens, speculation
         self.num_corrupted_requests = 0
         self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step
 
     def schedule(self) -> Step | None:
         """The next step; None if nothing can be computed before the results of launched steps are known."""
-        self._abort_late()
+        self.queues.abort_late()
         step = Step()
         self.memory.policy.begin_step()
         self.policy.plan(self, step)
-        if not step.spans and self._park_held():
+        if not step.spans and self.queues.park_held():
             self.policy.plan(self, step)
         if not step.spans:
             return None
         step.copies, self._copies = self._copies, []
         step.local_copies = self.memory.policy.take_local_copies()
-        step.forks, self._forks = self._forks, []
-        step.entered, self._entered = self._entered, []
+        step.forks, step.entered = self.queues.take_forks(), self.queues.take_entered()
         step.makes_drafts = self.speculation is None or self.speculation.makes_drafts
         return step
 
@@ -59,8 +52,8 @@ class Scheduler(Queues):
 
         The newest sequences are preempted if memory runs out, but never for drafts.
         """
-        budget, speculation = self.max_num_batched_tokens - len(self.running) - 1, self.speculation  # one token is for prompts
-        decoding = [sequence for sequence in self.running if sequence.can_decode]
+        budget, speculation = self.max_num_batched_tokens - len(self.queues.running) - 1, self.speculation  # one token is for prompts
+        decoding = [sequence for sequence in self.queues.running if sequence.can_decode]
         if speculation is not None and not speculation.plan(len(decoding)):
             speculation = None
         for sequence in decoding:
@@ -87,9 +80,9 @@ class Scheduler(Queues):
         admits = admits and not step.preempts
         # exercise: scheduling.prefill
         budget = max(1, self.max_num_batched_tokens - step.num_tokens)
-        for sequence in [sequence for sequence in self.running if not sequence.is_prefilled]:
+        for sequence in [sequence for sequence in self.queues.running if not sequence.is_prefilled]:
             budget -= self._add_chunk(sequence, budget, step) if budget else 0
-        while admits and budget and self._free_slots and (first := self._first_waiting()) is not None:
+        while admits and budget and self.queues.has_free_slot and (first := self.queues.first_waiting()) is not None:
             if self._must_wait(first, budget, step, whole) or not self._enter(first):
                 break
             budget -= 0 if first.is_prefilled else self._add_chunk(first, budget, step)
@@ -102,7 +95,7 @@ class Scheduler(Queues):
 
         verified: the number of tokens per sequence, if the engine speculates; otherwise each sequence gets one.
         """
-        moved, now, sampled = self.take_ended(), time.perf_counter(), step.sampled
+        moved, now, sampled = self.queues.take_ended(), time.perf_counter(), step.sampled
         if verified is not None and self.speculation is not None:
             self.speculation.take(step.spans, verified, self.memory)
             sampled = [sequence for sequence, count in zip(sampled, verified.counts, strict=True) for _ in range(count)]
@@ -113,7 +106,7 @@ class Scheduler(Queues):
                 moved.append(sequence)
         moved = moved if verified is None else list(dict.fromkeys(moved))
         for search in dict.fromkeys(sequence.search for sequence in moved if sequence.search is not None):
-            search.advance(self)
+            search.advance(self.queues)
         return moved + self._end_scored(step)
 
     def fail(self, step: Step, error: Exception) -> list[Sequence]:
@@ -126,9 +119,9 @@ class Scheduler(Queues):
         failed = list(dict.fromkeys(sequence for span in step.spans for sequence in (span.sequence, *span.sampled)))
         failed = [sequence for sequence in failed if not sequence.is_finished]
         for sequence in failed:
-            self.abort(sequence, error)
+            self.queues.abort(sequence, error)
         for sequence in self._prepared_by(step):
-            self._recompute(sequence)
+            self.queues.recompute(sequence)
         self.memory.policy.forget_prefixes()  # last, because a sequence that leaves commits blocks that the failed step should have filled
         return failed
 
@@ -137,23 +130,22 @@ class Scheduler(Queues):
         slots = {sequence.slot for sequence in step.entered} | {destination for _, destination in step.forks}
         blocks = {destination for _, destination in step.copies}
         table = self.memory.policy.table
-        return [one for one in self.running if one.slot in slots or (blocks and not blocks.isdisjoint(table(one)))]
+        return [one for one in self.queues.running if one.slot in slots or (blocks and not blocks.isdisjoint(table(one)))]
 
     # Prompts
 
     def _enter(self, sequence: Sequence) -> bool:
         """Let the first waiting sequence in; False if there is no room now."""
-        comes_back = self.preemption.holds(sequence)
+        comes_back = self.queues.preemption.holds(sequence)
         try:
-            num_computed = self.preemption.restore(sequence, self.memory)
+            num_computed = self.queues.preemption.restore(sequence, self.memory)
         except OutOfMemoryError as error:
-            if not self.running:  # no sequence is left to make room: something else holds it, for instance a text that is scored
-                self._end_unasked(sequence, error)
+            if not self.queues.running:  # no sequence is left to make room: something else holds it, for instance a text that is scored
+                self.queues.end_unasked(sequence, error)
             return False
-        heapq.heappop(self.waiting)
         if not sequence.num_preemptions:
             sequence.num_cached_tokens, sequence.scheduled_time = num_computed, time.perf_counter()
-        self._run(sequence, num_computed, num_computed if comes_back else sequence.num_tokens)
+        self.queues.run_first(num_computed, num_computed if comes_back else sequence.num_tokens)
         return True
 
     def _must_wait(self, sequence: Sequence, budget: int, step: Step, whole: bool) -> bool:
@@ -176,12 +168,7 @@ class Scheduler(Queues):
         """The sequences that sample after a prompt: the one that computed it, and its siblings, forked if there is room."""
         if sequence.max_tokens == 0:
             return ()
-        sampled = [sequence]
-        for sibling in self._take_siblings(sequence):
-            if self._fork(sequence, sibling):
-                sampled.append(sibling)
-            else:
-                self._push(sibling)
+        sampled = [sequence, *self.queues.fork_siblings(sequence)]
         for one in sampled:
             one.num_in_flight += 1
         return tuple(sampled)
@@ -190,7 +177,7 @@ class Scheduler(Queues):
 
     def _make_room_for_drafts(self, speculation: Speculation, sequence: Sequence, budget: int, step: Step) -> int:
         """Make room for the next token of a running sequence and for drafts after it; returns their number, 0 if there is no room."""
-        num_drafts = max(0, min(speculation.num_drafts(sequence, len(self.running)), budget))
+        num_drafts = max(0, min(speculation.num_drafts(sequence, len(self.queues.running)), budget))
         for num_tokens in dict.fromkeys((speculation.num_tokens(sequence, num_drafts), 1 + num_drafts)):
             if num_tokens > 1:
                 with contextlib.suppress(OutOfMemoryError):
@@ -207,11 +194,11 @@ class Scheduler(Queues):
                     step.grown.append((sequence, sequence.num_computed_tokens))
                 return True
             except OutOfMemoryError as error:
-                newest = self.running[-1]
-                if newest is self.running[0]:  # something else holds the memory: requests that can never fit were refused
-                    self._end_unasked(sequence, error)
+                newest = self.queues.running[-1]
+                if newest is self.queues.running[0]:  # something else holds the memory: requests that can never fit were refused
+                    self.queues.end_unasked(sequence, error)
                     return False
-                self._preempt(newest)
+                self.queues.preempt(newest)
                 step.preempts = True
                 if newest is sequence:
                     return False
@@ -227,7 +214,7 @@ class Scheduler(Queues):
             sequence.fault = no_token_error(sequence, token_id)
             self.num_corrupted_requests += token_id == NOT_FINITE
         if sequence.fault is not None:
-            self.abort(sequence, sequence.fault)
+            self.queues.abort(sequence, sequence.fault)
             return
         try:
             sequence.append(token_id, logprobs, now)
@@ -235,7 +222,7 @@ class Scheduler(Queues):
             sequence.give_up(as_exception(error))
         if sequence.is_finished:
             self.memory.prediction.observe(sequence)
-            self._leave(sequence)
+            self.queues.leave(sequence)
 
     def _end_scored(self, step: Step) -> list[Sequence]:
         """End the sequences that generate no tokens (max_tokens=0) and whose prompt this step completes; returns them."""
@@ -243,6 +230,6 @@ class Scheduler(Queues):
         for span in step.spans[step.num_decodes :]:
             sequence = span.sequence
             if sequence.max_tokens == 0 and span.start + span.length == sequence.num_prefill_tokens and not sequence.is_finished:
-                self.end(sequence, "length" if sequence.fault is None else "error", sequence.fault)
+                self.queues.end(sequence, "length" if sequence.fault is None else "error", sequence.fault)
                 ended.append(sequence)
         return ended

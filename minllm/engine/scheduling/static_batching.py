@@ -13,7 +13,7 @@ class StaticBatching:
 
     def plan(self, scheduler, step) -> None:
         """See SchedulingPolicy."""
-        self._is_forming |= not scheduler.running
+        self._is_forming |= not scheduler.queues.running
         scheduler.prefill(step, admits=self._is_forming)
         if not step.spans:
             self._is_forming = False

@@ -333,7 +333,7 @@ def test_a_capture_that_fails_ends_its_requests_and_the_next_ones_run(llm):
         with pytest.raises(RuntimeError, match="the capture failed"):
             other.generate([prompt(5), prompt(9)], params)
         steps_ended(other)
-        assert other.engine.cache_policy.usage().allocated == 0 and not other.engine.scheduler.running
+        assert other.engine.cache_policy.usage().allocated == 0 and not other.engine.scheduler.queues.running
         machine.fails = False
         assert results(other.generate([prompt(5)], params)) == results(llm.generate([prompt(5)], params))
 

@@ -24,7 +24,7 @@ from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
 from minllm.engine.scheduling.preemption import Preemption
-from minllm.engine.scheduling.queues import order
+from minllm.engine.scheduling.queues import Queues, order
 from minllm.engine.scheduling.scheduler import Scheduler
 from minllm.engine.scheduling.speculative import Speculation
 from minllm.engine.scheduling.step import Verified
@@ -231,33 +231,34 @@ def small_engine(
         space = SwapSpace(arrays, memory, HostTransfers(), chunks * 2 * block_bytes, chunk_blocks=2)
     preempts = Preemption(preemption, space, swap_wins=lambda tokens: tokens % 2 == 0)
     manager = KVCacheManager(memory, LENGTH_PREDICTIONS[prediction]())
-    scheduler = Scheduler(POLICIES[policy](), manager, preempts, seqs, budget, Speculation(drafts) if drafts else None)
+    scheduler = Scheduler(POLICIES[policy](), Queues(manager, preempts, seqs), budget, Speculation(drafts) if drafts else None)
     return scheduler, ScriptedRunner(memory, cells[0], seqs, budget, ahead, drafts=drafts, **runner)
 
 
-def check_books(scheduler):
+def check_books(queues):
     """What holds between any two steps."""
-    policy, running = scheduler.memory.policy, scheduler.running
+    policy, running = queues.memory.policy, queues.running
     policy.check()
     assert running == sorted(running, key=order) and all(not sequence.is_finished for sequence in running)
     slots = sorted(sequence.slot for sequence in running)
-    assert slots == sorted(set(slots)) and not set(slots) & set(scheduler._free_slots)
-    assert set(scheduler.memory._noted) == set(running) == set(policy._held)
-    waiting = [sequence for _, sequence in scheduler.waiting if not sequence.is_finished]
+    assert slots == sorted(set(slots)) and not set(slots) & set(queues._free_slots)
+    assert set(queues.memory._noted) == set(running) == set(policy._held)
+    waiting = [sequence for _, sequence in queues.waiting if not sequence.is_finished]
     assert all(sequence.slot == NO_SLOT for sequence in waiting) and len(set(waiting)) == len(waiting)
     for sequence in running:
         room = BLOCK_SIZE * len(policy.table(sequence))
         assert room < max(sequence.num_computed_tokens, sequence.num_tokens) + BLOCK_SIZE, "rejected drafts give their blocks back"
-    found = scheduler.sequences()
-    assert len(set(found)) == len(found) == scheduler.num_unfinished
-    assert scheduler.num_waiting == scheduler.num_unfinished - len(running)
+    found = queues.sequences()
+    assert len(set(found)) == len(found) == queues.num_unfinished
+    assert queues.num_waiting == queues.num_unfinished - len(running)
 
 
 def check_nothing_is_left(scheduler, seqs):
     """All slots, blocks and chunks of host memory are back."""
-    check_books(scheduler)
-    assert scheduler.num_unfinished == scheduler.num_waiting == 0 and not scheduler.running
-    assert sorted(scheduler._free_slots) == list(range(seqs))
-    assert scheduler.memory.policy.usage().allocated == scheduler.memory.policy.usage().promised == 0
-    space = scheduler.preemption.swap_space
+    queues = scheduler.queues
+    check_books(queues)
+    assert queues.num_unfinished == queues.num_waiting == 0 and not queues.running
+    assert sorted(queues._free_slots) == list(range(seqs))
+    assert queues.memory.policy.usage().allocated == queues.memory.policy.usage().promised == 0
+    space = queues.preemption.swap_space
     assert space is None or space.bytes_used == 0

@@ -20,8 +20,8 @@ def finish(scheduler, runner, sequences):
         core.add(sequence)
     while core.has_work:
         core.step()
-        check_books(scheduler)
-        seen.append([sequence in scheduler.running for sequence in sequences])
+        check_books(scheduler.queues)
+        seen.append([sequence in scheduler.queues.running for sequence in sequences])
     check_nothing_is_left(scheduler, runner.max_num_seqs)
     return seen
 
@@ -35,7 +35,7 @@ def test_the_newest_goes_first_and_all_get_their_tokens(preemption, ahead, cache
     finish(scheduler, runner, sequences)
     assert [sequence.output_token_ids for sequence in sequences] == [list(range(start, start + 11)) for start in (0, 40, 80)]
     preemptions = [sequence.num_preemptions for sequence in sequences]
-    assert preemptions[0] == 0 < preemptions[2] and scheduler.num_preemptions == sum(preemptions)
+    assert preemptions[0] == 0 < preemptions[2] and scheduler.queues.num_preemptions == sum(preemptions)
 
 
 def test_swapped_sequences_are_not_computed_again():
@@ -43,7 +43,7 @@ def test_swapped_sequences_are_not_computed_again():
     for preemption in ("recompute", "swap"):
         scheduler, runner = small_engine(blocks=7, seqs=3, preemption=preemption, budget=32)
         finish(scheduler, runner, crowd(3))
-        assert scheduler.num_preemptions > 0
+        assert scheduler.queues.num_preemptions > 0
         computed[preemption] = sum(length for step in runner.steps for *_, length in step)
     assert computed["swap"] == 3 * (5 + 10) < computed["recompute"]
 
@@ -60,7 +60,7 @@ def test_a_full_swap_space_falls_back_to_recomputing(chunks):
     scheduler, runner = small_engine(blocks=7, seqs=3, preemption="swap", chunks=chunks, budget=32)
     sequences = crowd(3)
     finish(scheduler, runner, sequences)
-    assert scheduler.num_preemptions > 0
+    assert scheduler.queues.num_preemptions > 0
     assert [sequence.output_token_ids for sequence in sequences] == [list(range(start, start + 11)) for start in (0, 40, 80)]
 
 
@@ -81,7 +81,7 @@ def test_who_keeps_room_for_everything_is_never_preempted(preemption):
     scheduler, runner = small_engine(blocks=7, seqs=3, preemption=preemption, prediction="limit", budget=32)
     sequences = crowd(3)
     seen = finish(scheduler, runner, sequences)
-    assert scheduler.num_preemptions == 0 and max(map(sum, seen)) == 1, "four blocks each, so one at a time"
+    assert scheduler.queues.num_preemptions == 0 and max(map(sum, seen)) == 1, "four blocks each, so one at a time"
     assert [len(sequence.output_token_ids) for sequence in sequences] == [11, 11, 11]
 
 

@@ -84,11 +84,11 @@ def run(requests, engine):
             if planned.aborted is not None and planned.arrives + planned.aborted == step:
                 core.abort(sequences)
                 reported.update(sequences)
-        first = scheduler.running[0] if scheduler.running else None
-        preempted = {sequence: sequence.num_preemptions for sequence in scheduler.running}
+        first = scheduler.queues.running[0] if scheduler.queues.running else None
+        preempted = {sequence: sequence.num_preemptions for sequence in scheduler.queues.running}
         with mock.patch("minllm.engine.scheduling.queues.time", clock):
             moved = core.step()
-        check_books(scheduler)
+        check_books(scheduler.queues)
         if first is not None:
             assert first.num_preemptions == preempted[first], "the oldest is never preempted"
         assert all(sequence.output_token_ids or sequence.is_finished for sequence in moved)
@@ -180,10 +180,10 @@ def test_an_end_that_nobody_foresaw_costs_a_step(ahead):
 
 def test_a_request_that_can_never_fit_is_named():
     scheduler, _ = small_engine(blocks=3)
-    scheduler.add(scripted("a", range(6), [], 6)[0])
+    scheduler.queues.add(scripted("a", range(6), [], 6)[0])
     with pytest.raises(OutOfMemoryError, match="7 tokens and max_tokens=6 need room for 13 tokens, .* has room for 12"):
-        scheduler.add(scripted("b", range(7), [], 6)[0])
-    assert scheduler.num_unfinished == 1, "what is refused changes nothing"
+        scheduler.queues.add(scripted("b", range(7), [], 6)[0])
+    assert scheduler.queues.num_unfinished == 1, "what is refused changes nothing"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -197,7 +197,7 @@ def test_blocks_held_elsewhere_are_an_error_not_a_hang(policy):
     with pytest.raises(OutOfMemoryError, match="3 more KV cache blocks .* 2 of 4 are free and unpromised"):
         core.run([sequence])
     assert sequence.is_finished and memory.tokens("scoring") == [1] and memory.usage().allocated == 8 * BLOCK_SIZE
-    assert scheduler.num_unfinished == 0
+    assert scheduler.queues.num_unfinished == 0
 
 
 def test_leaving_early_frees_everything():
@@ -210,9 +210,9 @@ def test_leaving_early_frees_everything():
     assert (usage.allocated, usage.promised) == (2 * block_bytes, 2 * block_bytes), "two blocks for now, and as many to come"
     core.add(other)
     core.step()
-    assert len(scheduler.running) == 2
+    assert len(scheduler.queues.running) == 2
     core.abort([one])
-    assert scheduler.running == [other] and scheduler.memory.policy.usage().allocated == block_bytes
+    assert scheduler.queues.running == [other] and scheduler.memory.policy.usage().allocated == block_bytes
     core.run([other])
     assert one.finish_reason == "abort" and other.output_token_ids == [0, 1]
     check_nothing_is_left(scheduler, 4)
@@ -232,7 +232,7 @@ def test_a_failing_step_ends_its_own_requests_alone(ahead, step, where, cache):
     moved = []
     while core.has_work:
         moved += core.step()
-        check_books(scheduler)
+        check_books(scheduler.queues)
     concerned = {name for name, _, _ in runner.steps[step - 1]}
     for sequence in made:
         if sequence.request_id in concerned:
@@ -263,7 +263,7 @@ def test_whatever_steps_fail_nobody_gets_other_tokens_than_his_own(requests, eng
         core.add(sequences[0])
     for _ in range(MOST_STEPS):
         core.step()
-        check_books(scheduler)
+        check_books(scheduler.queues)
         if not core.has_work:
             break
     check_nothing_is_left(scheduler, engine["seqs"])
@@ -351,7 +351,7 @@ def entering_alone(scheduler, runner, sequences=None):
         core.add(sequence)
     while core.has_work:
         core.step()
-        check_books(scheduler)
+        check_books(scheduler.queues)
     return found
 
 
@@ -374,7 +374,7 @@ def test_siblings_of_a_prompt_that_is_dropped_go_on():
     core.add(young[0])
     for _ in range(100):
         core.step()
-        check_books(scheduler)
+        check_books(scheduler.queues)
     assert not core.has_work and old.output_token_ids == list(range(9))
     check_nothing_is_left(scheduler, 4)
 
@@ -403,7 +403,7 @@ def test_a_decoder_that_throws_ends_its_request_alone(ahead):
         core.add(sequence)
     while core.has_work:
         core.step()
-        check_books(scheduler)
+        check_books(scheduler.queues)
     assert [sequence.finish_reason for sequence in made] == ["length", "error", "length"]
     assert isinstance(made[1].error, UnicodeError)
     assert made[0].output_token_ids == made[2].output_token_ids == list(range(8))
