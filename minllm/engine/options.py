@@ -3,15 +3,17 @@
 Options that vLLM has too have vLLM's names, and mostly its defaults.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from minllm.engine.option_checks import FLAG, Allowed, Rule, check_rules, check_values, either, integer, none_or, one_of, option
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
 from minllm.engine.scheduling.policies import POLICIES
-from minllm.engine.speculative_config import SpeculativeConfig, speculative_config
-from minllm.errors import DeviceError, InvalidOptionError
+from minllm.engine.speculative_config import A_SPECULATIVE_CONFIG, SpeculativeConfig, speculative_config
+from minllm.errors import DeviceError
 from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, default_window
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.ops.own_kernels import OwnKernel
@@ -31,17 +33,8 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_ALIASES = {"float": "float32", "fp32": "float32", "half": "float16", "fp16": "float16", "bf16": "bfloat16"}
 KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 FIXED_ORDER_VARIANTS = {"matmul": "fixed_order", "attention": "fixed_split"}  # for batch_invariant=True
+ONE_RANK = "1 with batch_invariant=True: the sum over ranks may change its order with the number of rows"
 BLOCK_SIZE = 16  # tokens per block unless the option says otherwise
-
-
-def _check(allowed: bool, name: str, given, meaning: str) -> None:
-    if not allowed:
-        raise InvalidOptionError(f"{name}={given!r} is not allowed: {name} is {meaning}.")
-
-
-def _is_name(given, names: tuple[str, ...]) -> bool:
-    """Whether `given` is one of the names. An array is not: its == compares element by element."""
-    return isinstance(given, str) and given in names
 
 
 def _is_variant(item: tuple[Any, Any]) -> bool:
@@ -50,254 +43,250 @@ def _is_variant(item: tuple[Any, Any]) -> bool:
     return isinstance(stage, str) and (isinstance(variant, str | OwnKernel) or callable(variant) or hasattr(variant, "attention"))
 
 
+def _is_path(given: object) -> bool:
+    return given is None or isinstance(given, Path) or (isinstance(given, str) and given != "")
+
+
+def _is_share(given: Any) -> bool:
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    return is_number and 0 < given <= 1
+
+
+def _is_window(given: Any) -> bool:
+    return given is None or (integer(0).allows(given) and given % TOKEN_GROUP == 0)
+
+
+def _is_table(given: object) -> bool:
+    return given is None or (isinstance(given, dict) and all(map(_is_variant, given.items())))
+
+
+def _without_tree(holds: Callable[[Any], bool], allowed: str, why: str, name: str = "") -> Rule:
+    """The rule of an option that a tree of drafts restricts, including that of lookahead decoding."""
+    says = f"{allowed} with a speculative_token_tree or lookahead decoding: {why}"
+    return Rule(lambda options: options.speculation is None or options.speculation.tree is None or holds(options), says, name)
+
+
+def _fewer_drafts_than(limit: str) -> Rule:
+    """The rule that a step holds the drafts of a sequence and two tokens more."""
+    holds = lambda o: getattr(o, limit) is None or not o.speculation or o.num_speculative_tokens <= getattr(o, limit) - 2  # noqa: E731
+    return Rule(holds, f"at most {limit} - 2, here {{{limit}}} - 2", name="num_speculative_tokens")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """The options of LLM(). Raises InvalidOptionError for a value or a combination of values that is not allowed."""
 
-    model: str | Path | None = None
+    model: str | Path | None = option(
+        None, Allowed("the path of a model directory or of a GGUF file, or None for the bundled model", _is_path)
+    )
     """A Hugging Face model directory or a GGUF file; None is the small model of Python code that comes with minllm."""
 
-    device: str = "auto"
+    device: str = option("auto", one_of(*DEVICES))
     """Where to compute: "cuda", "cpu" (NumPy), or "auto": a GPU if one can be used."""
 
-    dtype: str = "auto"
+    dtype: str = option("auto", one_of(*DTYPES, *DTYPE_ALIASES))
     """The type of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto",
     the type that the checkpoint has; float16 for a bfloat16 checkpoint on a GPU without bfloat16 (before compute capability 8.0)."""
 
-    quantization: str | None = None
+    quantization: str | None = option(None, none_or(one_of(*quantizations()), "None or {}"))
     """Format to which the layers' matrices are quantised while a 16-bit checkpoint is loaded, by rounding to the nearest code: "int8" and
     "fp8" (activations too, token by token), "int4" in groups of 32 ("int4_g64", "int4_g128" in larger ones, each also with "_zeros" behind
     it, for zero points), or "nf4". Embeddings and head stay as they are. None leaves all weights as they are."""
 
-    load_format: str = "auto"
+    load_format: str = option("auto", one_of(*LOAD_FORMATS))
     """Where weights come from: "auto" reads the directory's; "dummy" makes random ones for its config.json, to measure speed alone."""
 
-    allow_nonfinite_weights: bool = False
+    allow_nonfinite_weights: bool = option(False, FLAG)
     """Load weights that hold NaN or infinity too, which are otherwise refused by the name of their tensor."""
 
-    seed: int = 0
+    seed: int = option(0, integer(0, 2**64 - 1, "an integer from 0 to 2**64 - 1"))
     """Seeds the requests that have no seed of their own."""
 
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int = option(
+        1, integer(1), _without_tree(lambda o: o.num_ranks == 1, "1", "trees are verified by one process", name="num_ranks"),
+        Rule(lambda o: not o.batch_invariant or o.tensor_parallel_size == 1, ONE_RANK),
+    )  # fmt: skip
     """Number of ranks, each a process that computes with its part of the model's heads, inner width and vocabulary; 1 splits nothing. On a
     CPU they share its cores (parallel/tensor_parallel.py)."""
 
-    pipeline_parallel_size: int = 1
+    pipeline_parallel_size: int = option(1, integer(1), Rule(lambda o: not o.batch_invariant or o.pipeline_parallel_size == 1, ONE_RANK))
     """Number of stages, each with an equal number of the model's layers on tensor_parallel_size ranks; the sequences of a step pass through
     them in as many micro-batches (parallel/pipeline.py)."""
 
-    decode_context_parallel_size: int = 1
+    decode_context_parallel_size: int = option(
+        1, integer(1),
+        Rule(
+            lambda o: o.tensor_parallel_size % o.decode_context_parallel_size == 0,
+            "a divisor of tensor_parallel_size={tensor_parallel_size}, whose ranks share contexts",
+        ),
+    )  # fmt: skip
     """Number of tensor ranks that share each context of a KV head which all of them hold: each caches a part of its tokens
     (parallel/context_parallel.py); on a CPU so far."""
 
-    distributed_executor_backend: str | None = None
+    distributed_executor_backend: str | None = option(None, none_or(one_of(*EXECUTOR_BACKENDS)))
     """Who starts the ranks: None or "mp", this LLM, on one host; "external_launcher", torchrun, mpirun or srun, on one host or on several:
     every process makes the same calls, and all get the outputs (engine/ranks/launched.py)."""
 
-    max_num_seqs: int = 256
+    max_num_seqs: int = option(256, integer(1))
     """The most sequences computed together."""
 
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = option(2048, integer(1))
     """The token budget of a step: the tokens of all that decode, and prompt tokens up to this sum."""
 
-    scheduling_policy: str = "split_fuse"
+    scheduling_policy: str = option("split_fuse", one_of(*SCHEDULING_POLICIES))
     """Which tokens a step computes: "split_fuse" (all decodes, then prompts in chunks up to the budget), "in_flight" (decodes and whole
     prompts), "prefill_first" (whole prompts, or else decodes) or "static" (a batch ends before the next begins)."""
 
-    preemption: str = "recompute"
+    preemption: str = option("recompute", one_of(*PREEMPTIONS))
     """What happens to the newest sequence when the KV cache is full: "recompute" it later, "swap" it to the host's memory, "auto" whichever
     is predicted to be faster, or "drop" it with an error."""
 
-    swap_space_bytes: int = 4 << 30
+    swap_space_bytes: int = option(4 << 30, integer(1))
     """Host memory for swapped sequences; it is locked at the start, and only if preemption may swap."""
 
-    speculative_config: dict[str, Any] | None = None
+    speculative_config: dict[str, Any] | None = option(
+        None, Allowed(A_SPECULATIVE_CONFIG, lambda given: True),  # speculative_config() checks it
+        Rule(
+            lambda o: not (o.speculation and o.kv_cache_residual_window),
+            "None with a residual window, whose newest tokens rejected drafts would overwrite",
+        ),
+        Rule(
+            lambda o: o.kv_cache_policy != "virtual" or o.speculation is None or o.speculation.method != "draft_model",
+            "of a method without a model with the virtual policy: a draft model shares the block tables of a paged or contiguous cache",
+        ),
+        _fewer_drafts_than("max_num_batched_tokens"), _fewer_drafts_than("max_model_len"),
+    )  # fmt: skip
     """Guess tokens and verify several per step: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}, or with a draft
     model {"model": path, "num_speculative_tokens": 4}, as a tree of drafts {"speculative_token_tree": "[(0,), (1,)]"} with it, or without
     any {"method": "lookahead"} (engine/speculative_config.py); None decodes one at a time. Greedy text stays the same, and the distribution
     of sampled text."""
 
-    length_prediction: str = "none"
+    length_prediction: str = option("none", one_of(*PREDICTIONS))
     """How much of the KV cache is kept for the answers of running sequences: "none", "limit" (all of max_tokens, so nobody is preempted) or
     "mean" (of past answers to prompts of such a length)."""
 
-    max_model_len: int | None = None
+    max_model_len: int | None = option(None, none_or(integer(1)))
     """The most tokens of prompt and output together; None is what model and memory allow."""
 
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: float = option(0.9, Allowed("the share of the GPU's memory to use, above 0 and at most 1", _is_share))
     """The share of the GPU's memory to use in all: weights, activations, and the KV cache, which takes the rest."""
 
-    kv_cache_memory_bytes: int | None = None
+    kv_cache_memory_bytes: int | None = option(None, none_or(integer(1)))
     """Bytes for the KV cache, on a GPU or a CPU, whatever gpu_memory_utilization says; None takes what that leaves."""
 
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: str = option(
+        "auto", one_of(*KV_CACHE_DTYPES),
+        Rule(
+            lambda o: o.kv_cache_policy != "virtual" or o.kv_cache_dtype == "auto",
+            '"auto" with kv_cache_policy="virtual", which keeps numbers as they are',
+        ),
+        _without_tree(lambda o: o.kv_cache_dtype == "auto", '"auto"', "an accepted path moves in a cache that keeps numbers as they are"),
+        Rule(
+            lambda o: not o.batch_invariant or o.kv_cache_dtype == "auto",
+            '"auto" with batch_invariant=True: attention has a fixed order over plain caches only',
+        ),
+    )  # fmt: skip
     """How keys and values are cached: "auto", which is dtype, or in fewer bits, "int8", "int4", "fp8_e4m3" (also "fp8"), "fp8_e5m2" or
     "kivi_int4" (kernels/quantization/formats.py)."""
 
-    kv_cache_residual_window: int | None = None
+    kv_cache_residual_window: int | None = option(
+        None, Allowed(f"a number of tokens, a multiple of {TOKEN_GROUP}, or 0 for no window", _is_window),
+        Rule(
+            lambda o: not o.kv_cache_residual_window or o.kv_cache_dtype != "auto",
+            'for a quantised cache: kv_cache_dtype="auto" keeps all as it is',
+        ),
+        Rule(
+            lambda o: o.kv_cache_residual_window or not o.quantises_by_channel,
+            f"at least {TOKEN_GROUP} with {{kv_cache_dtype}}, whose codes are made by groups",
+        ),
+    )  # fmt: skip
     """This number of each sequence's newest tokens, a multiple of 32, is kept unquantised; None is 128 for kivi_int4, which needs a window,
     and 0, no window, for the others."""
 
-    kv_cache_policy: str = "paged"
+    kv_cache_policy: str = option(
+        "paged", one_of(*KV_CACHE_POLICIES),
+        _without_tree(
+            lambda o: o.kv_cache_policy != "virtual", '"paged" or "contiguous"', "an accepted path moves between slots of one array"
+        ),
+    )  # fmt: skip
     """How the KV cache is shared out: "paged" in blocks as tokens come, "contiguous" with room for max_model_len tokens for every sequence,
     "virtual" with addresses for max_model_len tokens and memory for those that exist."""
 
-    block_size: int | None = None
+    block_size: int | None = option(
+        None, none_or(integer(1)),
+        Rule(
+            lambda o: not o.quantises_by_channel or o.kv_cache_policy != "paged" or o.block_size % TOKEN_GROUP == 0,
+            f"a multiple of {TOKEN_GROUP} with kv_cache_dtype={{kv_cache_dtype!r}}",
+        ),
+    )  # fmt: skip
     """Tokens per block of the paged cache; None is 16, or 32 for kivi_int4."""
 
-    enable_prefix_caching: bool | str = False
+    enable_prefix_caching: bool | str = option(
+        False, either(FLAG, one_of(*PREFIX_INDEXES), says='False, True, "hash" (which True means) or "radix"'),
+        Rule(
+            lambda o: o.kv_cache_policy == "paged" or not o.enable_prefix_caching,
+            'False with kv_cache_policy="{kv_cache_policy}": prefixes are shared in blocks, which kv_cache_policy="paged" has',
+        ),
+        Rule(
+            lambda o: not (o.kv_cache_residual_window and o.enable_prefix_caching),
+            "False with a residual window, whose tokens are not in the blocks that prompts could share",
+        ),
+    )  # fmt: skip
     """What a prompt has in common with earlier ones is not computed again; True or "hash" finds it by hashes, "radix" in a tree."""
 
-    kernel_variants: dict[str, Any] | None = None
+    kernel_variants: dict[str, Any] | None = option(
+        None, Allowed('a table such as {"matmul": "tiled"}, or with launchers of your own instead of names', _is_table),
+        Rule(
+            lambda o: "all_reduce" not in (o.kernel_variants or ()) or o.tensor_parallel_size > 1,
+            "without all_reduce unless tensor_parallel_size is above 1: one GPU adds nothing up",
+        ),
+        Rule(lambda o: not (o.batch_invariant and o.kernel_variants), "None with batch_invariant=True, which chooses the kernels"),
+    )  # fmt: skip
     """{stage: variant} overrides the choice of kernels on a GPU. A launcher of your own instead of a variant's name (ops/own_kernels.py)
     also runs on a CPU, in the simulator."""
 
-    batch_invariant: bool = False
+    batch_invariant: bool = option(
+        False, FLAG, _without_tree(lambda o: not o.batch_invariant, "False", "attention of a tree adds up in an order of its own")
+    )  # fmt: skip
     """The logits of a request are the same bits alone, in any batch, in prompt chunks of any size and with drafts to verify: every sum has
     one order, which costs speed. It excludes kernel_variants, several ranks, a quantised KV cache, and on a GPU quantised weights."""
 
-    enforce_eager: bool = False
+    enforce_eager: bool = option(False, FLAG)
     """On a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph."""
 
-    allocation: str | None = None
+    allocation: str | None = option(None, none_or(one_of(*ALLOCATIONS), "None (MINLLM_ALLOCATION, or pool) or {}"))
     """How GPU memory for temporaries is allocated, to compare: "pool" (ours), "synchronous" or "stream_ordered" (the driver's, see
     runtime/memory.py); None is the environment's MINLLM_ALLOCATION, or pool."""
 
-    pinned: bool = True
+    pinned: bool = option(True, FLAG)
     """Read results through page-locked host memory."""
 
     def __post_init__(self) -> None:
-        is_path = self.model is None or isinstance(self.model, Path) or (isinstance(self.model, str) and self.model != "")
-        _check(is_path, "model", self.model, "the path of a model directory or of a GGUF file, or None for the bundled model")
-        for name, names in (("device", DEVICES), ("dtype", (*DTYPES, *DTYPE_ALIASES)), ("load_format", LOAD_FORMATS)):
-            self._check_name(name, names)
-        object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
-        if self.distributed_executor_backend is not None:
-            self._check_name("distributed_executor_backend", EXECUTOR_BACKENDS)
-        for name, names in (("scheduling_policy", SCHEDULING_POLICIES), ("preemption", PREEMPTIONS), ("length_prediction", PREDICTIONS)):
-            self._check_name(name, names)
-        self._check_quantization()
-        self._check_cache()
-        sizes = ("max_num_seqs", "max_num_batched_tokens", "block_size", "swap_space_bytes")
-        for name in (*sizes, "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
-            self._check_positive(name)
-        divides = self.tensor_parallel_size % self.decode_context_parallel_size == 0
-        meaning = f"a divisor of tensor_parallel_size={self.tensor_parallel_size}, whose ranks share contexts"
-        _check(divides, "decode_context_parallel_size", self.decode_context_parallel_size, meaning)
-        for name in ("max_model_len", "kv_cache_memory_bytes"):
-            if getattr(self, name) is not None:
-                self._check_positive(name)
-        self._check_window()
-        self._check_speculation()
-        share = self.gpu_memory_utilization
-        is_share = isinstance(share, Real) and not isinstance(share, bool) and 0 < share <= 1
-        _check(is_share, "gpu_memory_utilization", share, "the share of the GPU's memory to use, above 0 and at most 1")
-        is_known = self.allocation is None or _is_name(self.allocation, ALLOCATIONS)
-        _check(is_known, "allocation", self.allocation, f"None (MINLLM_ALLOCATION, or pool) or one of {', '.join(ALLOCATIONS)}")
-        for name in ("allow_nonfinite_weights", "batch_invariant", "enforce_eager", "pinned"):
-            _check(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
-        variants = self.kernel_variants
-        is_table = variants is None or (isinstance(variants, dict) and all(map(_is_variant, variants.items())))
-        _check(is_table, "kernel_variants", variants, 'a table such as {"matmul": "tiled"}, or with launchers of your own instead of names')
-        adds_up = variants is None or "all_reduce" not in variants or self.tensor_parallel_size > 1
-        _check(adds_up, "kernel_variants", variants, "without all_reduce unless tensor_parallel_size is above 1: one GPU adds nothing up")
-        self._check_batch_invariance()
-        is_seed = isinstance(self.seed, Integral) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**64
-        _check(is_seed, "seed", self.seed, "an integer from 0 to 2**64 - 1")
-
-    def _check_speculation(self) -> None:
-        """Turn the option into a SpeculativeConfig, and check it against the other options."""
-        config = speculative_config(self.speculative_config)
-        object.__setattr__(self, "speculative_config", config)
-        if config is None:
-            return
-        name, drafts = "num_speculative_tokens", config.num_drafts
-        window, meaning = self.kv_cache_residual_window, "None with a residual window, whose newest tokens rejected drafts would overwrite"
-        _check(not window, "speculative_config", config, meaning)
-        has_blocks = config.method != "draft_model" or self.kv_cache_policy != "virtual"
-        shared = "of a method without a model with the virtual policy: a draft model shares the block tables of a paged or contiguous cache"
-        _check(has_blocks, "speculative_config", config, shared)
-        if config.tree is not None:
-            self._check_tree()
-        for limit in ("max_num_batched_tokens", "max_model_len"):
-            most = getattr(self, limit)
-            _check(most is None or drafts <= most - 2, name, drafts, f"at most {limit} - 2, here {most} - 2")
-
-    def _check_tree(self) -> None:
-        """Check the options that exclude a tree of drafts, including that of lookahead decoding."""
-        for name, allowed, why in (
-            ("kv_cache_dtype", "auto", "an accepted path moves in a cache that keeps numbers as they are"),
-            ("kv_cache_policy", ("paged", "contiguous"), "an accepted path moves between slots of one array"),
-            ("batch_invariant", False, "attention of a tree adds up in an order of its own"),
-            ("num_ranks", 1, "trees are verified by one process"),
-        ):
-            value, names = getattr(self, name), allowed if isinstance(allowed, tuple) else (allowed,)
-            shown = " or ".join(f'"{one}"' if isinstance(one, str) else str(one) for one in names)
-            _check(value in names, name, value, f"{shown} with a speculative_token_tree or lookahead decoding: {why}")
-
-    def _check_batch_invariance(self) -> None:
-        """Check the options for which there are no kernels with a fixed order of summation."""
-        if not self.batch_invariant:
-            return
-        variants = self.kernel_variants
-        _check(not variants, "kernel_variants", variants, "None with batch_invariant=True, which chooses the kernels")
-        alone = "1 with batch_invariant=True: the sum over ranks may change its order with the number of rows"
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            _check(getattr(self, name) == 1, name, getattr(self, name), alone)
-        plain = '"auto" with batch_invariant=True: attention has a fixed order over plain caches only'
-        _check(self.kv_cache_dtype == "auto", "kv_cache_dtype", self.kv_cache_dtype, plain)
-
-    def _check_quantization(self) -> None:
-        """Raise InvalidOptionError unless `quantization` is None or a weight format that can be loaded."""
-        names = quantizations()
-        meaning = f"None or one of {', '.join(names)}"
-        _check(self.quantization is None or _is_name(self.quantization, names), "quantization", self.quantization, meaning)
-
-    def _check_cache(self) -> None:
-        """Check each cache option alone, then the combinations that are not allowed."""
-        self._check_name("kv_cache_policy", KV_CACHE_POLICIES)
-        self._check_name("kv_cache_dtype", KV_CACHE_DTYPES)
-        self._set_defaults()
-        policy, prefixes = self.kv_cache_policy, self.enable_prefix_caching
-        is_choice = isinstance(prefixes, bool) or _is_name(prefixes, PREFIX_INDEXES)
-        _check(is_choice, "enable_prefix_caching", prefixes, 'False, True, "hash" (which True means) or "radix"')
-        is_plain = policy != "virtual" or self.kv_cache_dtype == "auto"
-        _check(is_plain, "kv_cache_dtype", self.kv_cache_dtype, '"auto" with kv_cache_policy="virtual", which keeps numbers as they are')
-        shares = f'False with kv_cache_policy="{policy}": prefixes are shared in blocks, which kv_cache_policy="paged" has'
-        _check(policy == "paged" or not prefixes, "enable_prefix_caching", prefixes, shares)
-
-    def _check_name(self, name: str, names: tuple[str, ...]) -> None:
-        _check(_is_name(getattr(self, name), names), name, getattr(self, name), f"one of {', '.join(names)}")
-
-    def _set_defaults(self) -> None:
-        """Set sizes that depend on the cache's format: a group of keys quantised by channel must lie in one block."""
-        by_channel = self.kv_cache_dtype in CHANNEL_FORMATS
-        if self.block_size is None:
-            object.__setattr__(self, "block_size", TOKEN_GROUP if by_channel else BLOCK_SIZE)
-        if self.kv_cache_residual_window is None:
-            object.__setattr__(self, "kv_cache_residual_window", default_window(self.kv_cache_dtype))
-
-    def _check_window(self) -> None:
-        """Check the residual window, and the options that exclude it."""
-        name, window, by_channel = "kv_cache_residual_window", self.kv_cache_residual_window, self.kv_cache_dtype in CHANNEL_FORMATS
-        is_size = isinstance(window, Integral) and not isinstance(window, bool) and window >= 0 and window % TOKEN_GROUP == 0
-        _check(is_size, name, window, f"a number of tokens, a multiple of {TOKEN_GROUP}, or 0 for no window")
-        _check(not window or self.kv_cache_dtype != "auto", name, window, 'for a quantised cache: kv_cache_dtype="auto" keeps all as it is')
-        grouped = f"at least {TOKEN_GROUP} with {self.kv_cache_dtype}, whose codes are made by groups"
-        _check(bool(window) or not by_channel, name, window, grouped)
-        prefixes = "False with a residual window, whose tokens are not in the blocks that prompts could share"
-        _check(not (window and self.enable_prefix_caching), "enable_prefix_caching", self.enable_prefix_caching, prefixes)
-        is_whole = not by_channel or self.kv_cache_policy != "paged" or (self.block_size or 0) % TOKEN_GROUP == 0
-        _check(is_whole, "block_size", self.block_size, f"a multiple of {TOKEN_GROUP} with kv_cache_dtype={self.kv_cache_dtype!r}")
-
-    def _check_positive(self, name: str) -> None:
-        value = getattr(self, name)
-        _check(isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1, name, value, "an integer of at least 1")
+        check_values(self)
+        size, window = self.block_size, self.kv_cache_residual_window
+        chosen = dict(
+            dtype=DTYPE_ALIASES.get(self.dtype, self.dtype), speculative_config=speculative_config(self.speculative_config),
+            block_size=size or (TOKEN_GROUP if self.quantises_by_channel else BLOCK_SIZE),
+            kv_cache_residual_window=default_window(self.kv_cache_dtype) if window is None else window,
+        )  # fmt: skip
+        for name, value in chosen.items():
+            object.__setattr__(self, name, value)  # frozen for users; defaults that depend on other options are set here
+        check_rules(self)
 
     @property
     def speculation(self) -> SpeculativeConfig | None:
         """speculative_config, which may be given as a dictionary, as a SpeculativeConfig."""
         return speculative_config(self.speculative_config)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The most drafts that a step verifies of each sequence; 0 for none."""
+        return 0 if self.speculation is None else self.speculation.num_drafts
+
+    @property
+    def quantises_by_channel(self) -> bool:
+        """Whether the cache quantises groups of keys by channel; such a group must lie in one block."""
+        return self.kv_cache_dtype in CHANNEL_FORMATS
 
     @property
     def num_ranks(self) -> int:
@@ -322,8 +311,7 @@ class EngineOptions:
     @property
     def max_num_logits(self) -> int:
         """The most rows of a step that get logits: one per sequence, and one per draft."""
-        drafts = 0 if self.speculation is None else self.speculation.num_drafts
-        return min(self.max_num_seqs * (1 + drafts), max(self.max_num_seqs, self.max_num_batched_tokens))
+        return min(self.max_num_seqs * (1 + self.num_speculative_tokens), max(self.max_num_seqs, self.max_num_batched_tokens))
 
     def resolved_device(self) -> str:
         """The device to use, "cpu" or "cuda": "auto" is "cuda" if a GPU can be used. Raises DeviceError for "cuda" without a usable GPU."""

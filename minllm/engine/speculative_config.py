@@ -21,6 +21,7 @@ from minllm.kernels.speculation.token_tree import TokenTree
 METHODS = ("ngram", "draft_model", "lookahead")
 SAMPLE_METHODS = ("probabilistic", "greedy")
 SCHEDULES = ("adaptive", "constant")
+A_SPECULATIVE_CONFIG = 'None or a dictionary such as {"method": "ngram", "num_speculative_tokens": 4}'
 LONGEST_NGRAM = 5  # tokens, if the option names neither limit
 MOST_DRAFTS = 64
 MOST_CHILDREN = 20  # per node of a tree: ops.log_probabilities finds at most 20 tokens
@@ -83,7 +84,7 @@ class SpeculativeConfig:
         self._check_tree()
         self._check_lookup()
 
-    def _default(self, name: str, value: Any) -> None:
+    def _default(self, name: str, value: object) -> None:
         """Set a value that was not given."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
@@ -186,15 +187,12 @@ class SpeculativeConfig:
         return self.prompt_lookup_max or 0, self.prompt_lookup_min or 0
 
 
-def speculative_config(given: Any) -> SpeculativeConfig | None:
+def speculative_config(given: object) -> SpeculativeConfig | None:
     """The option, given as None, a dictionary or a SpeculativeConfig, as a SpeculativeConfig or None. Raises InvalidOptionError."""
     if given is None or isinstance(given, SpeculativeConfig):
         return given
     if not isinstance(given, Mapping):
-        raise InvalidOptionError(
-            f"speculative_config={given!r} is not allowed: give None or a dictionary such as "
-            '{"method": "ngram", "num_speculative_tokens": 4}.'
-        )
+        raise InvalidOptionError(f"speculative_config={given!r} is not allowed: give {A_SPECULATIVE_CONFIG}.")
     names = [field.name for field in fields(SpeculativeConfig)]
     for name in given:
         if name not in names:
@@ -212,5 +210,5 @@ def _check_integer(name: str, value: Any, meaning: str, most: int | None = None,
         _refuse(name, value, meaning)
 
 
-def _refuse(name: str, value: Any, meaning: str) -> None:
+def _refuse(name: str, value: object, meaning: str) -> None:
     raise InvalidOptionError(f"speculative_config: {name}={value!r} is not allowed: {name} is {meaning}.")

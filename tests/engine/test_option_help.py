@@ -1,6 +1,7 @@
 """LLM(**options) shows and checks the names that EngineOptions alone lists."""
 
 import inspect
+import re
 from dataclasses import fields
 
 import pytest
@@ -25,6 +26,16 @@ def test_every_option_has_a_meaning_that_help_shows():
     assert list(meanings(EngineOptions)) == NAMES
     for name, meaning in meanings(EngineOptions).items():
         assert meaning.endswith(".") and f"\n{name}: {meaning}" in LLM.__doc__
+
+
+def test_every_option_carries_a_check_that_allows_its_default_and_says_what_it_refuses():
+    for field in fields(EngineOptions):
+        says, allows = field.metadata["allowed"]
+        assert says and allows(field.default)
+        if field.name != "speculative_config":  # which a function of its own checks
+            assert not allows(object())
+            with pytest.raises(InvalidOptionError, match=re.escape(f" is not allowed: {field.name} is {says}.")):
+                EngineOptions(**{field.name: object()})
 
 
 @pytest.mark.parametrize(

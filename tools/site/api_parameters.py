@@ -2,7 +2,8 @@
 
 Name, type and default come from the signature. The meaning comes from the docstring, as an entry "name: meaning." of a function or class;
 from the text behind a field; or from the comment beside it. A parameter without an entry has that of the same parameter in a function that
-the docstring names ("Like chat()"), or of the engine's option of that name. Allowed values are what the class says when it refuses a value.
+the docstring names ("Like chat()"), or of the engine's option of that name. Allowed values are the words of
+an option's check, or what the class says when it refuses a value.
 """
 
 import re
@@ -116,7 +117,7 @@ def default_of(attribute: griffe.Attribute) -> str | None:
     """The default of a field; None if it is required."""
     if "NotRequired" in str(attribute.annotation):
         return "none"
-    made = re.match(r"field\(default=([^,)]+)", str(attribute.value))
+    made = re.match(r"(?:field\(default=|option\()([^,)]+)", str(attribute.value))
     return None if attribute.value is None else made[1] if made else str(attribute.value)
 
 
@@ -127,12 +128,13 @@ def comment(attribute: griffe.Attribute) -> str:
 
 
 def allowed(class_name: str, name: str) -> str:
-    """What a class says of a field when it refuses a value of no type that it knows; "" if it refuses nothing."""
-    made = EngineOptions if class_name == "EngineOptions" else getattr(minllm, class_name, None)
-    if class_name != "EngineOptions" and not class_name.endswith("Params"):
+    """What an option's check says, or a class when it refuses a value of no type that it knows; "" if it refuses nothing."""
+    if class_name == "EngineOptions":
+        return EngineOptions.__dataclass_fields__[name].metadata["allowed"].says
+    if not class_name.endswith("Params"):
         return ""
     try:
-        made(**{**REQUIRED.get(class_name, {}), name: object()})
+        getattr(minllm, class_name)(**{**REQUIRED.get(class_name, {}), name: object()})
     except MinLLMError as refused:
         found = REFUSED.search(str(refused))
         return found[1].rstrip(".") if found else ""
