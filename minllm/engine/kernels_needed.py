@@ -18,7 +18,7 @@ from minllm.cache.residual_window import window_room
 from minllm.cache.virtual.cache import VirtualKVCache
 from minllm.engine.build.calibration import TOKENS as CALIBRATION_TOKENS
 from minllm.engine.build.calibration import cached_numbers, is_calibrated
-from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, behind_slots, build_batch, to_backend
 from minllm.engine.running.machine import Done, HostMachine
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.running.step_graphs import GraphKey
@@ -155,7 +155,7 @@ def run(
     cache, ops = runner.cache, runner.ops
     last = [end - 1 for end in itertools.accumulate(len(chunk.token_ids) for chunk in chunks)]
     prompts = build_batch(chunks, last, cache.block_size, cache.shape.residual_window) if chunks else None
-    batch = behind_decodes(prompts, decoding, cache.block_size) if decoding or prompts is None else prompts
+    batch = behind_slots(prompts, decoding, [1] * len(decoding), cache.block_size) if decoding or prompts is None else prompts
     slots, batch = ops.zeros((len(chunks) + len(decoding),), np.int32), to_backend(batch, ops)
     if cache.shape.residual_window and decoding:
         batch = replace(batch, recent=runner.recent_rows(slots))

@@ -46,10 +46,8 @@ class FixedOrderNumpyOps(NumpyOps):
         owners = np.repeat(np.arange(batch.num_sequences), np.diff(starts))  # the sequence of each token
         behind = starts[owners + 1] - 1 - np.arange(len(owners))  # number of tokens after each in the same sequence
         context_lens = np.maximum(np.asarray(batch.context_lens)[owners] - behind, 0)
-        alone = replace(
-            batch, query_start=np.arange(len(owners) + 1, dtype=np.int32), context_lens=context_lens.astype(np.int32),
-            block_tables=np.asarray(batch.block_tables)[owners], num_sequences=len(owners),
-        )  # fmt: skip
+        tables, each = np.asarray(batch.block_tables)[owners], np.arange(len(owners) + 1, dtype=np.int32)
+        alone = replace(batch, query_start=each, context_lens=context_lens.astype(np.int32), block_tables=tables)
         return super().attention(query, layer_cache, alone, attention_config)
 
 

@@ -65,8 +65,6 @@ class Batch:
     context_lens: Array  # [B] keys of the sequence, its new tokens included; 0 marks a padding row
     block_tables: Array  # [B, max_blocks] the cache blocks of each sequence in order
     logits_rows: Array  # [R] the rows of the T that get logits
-    num_tokens: int  # T
-    num_sequences: int  # B
     max_query_len: int  # an upper bound of the new tokens of any sequence
     max_context_len: int  # an upper bound of context_lens
     recent: RecentTokens | None = None  # for caches with a residual window
@@ -76,6 +74,16 @@ class Batch:
     tree: "TreeArrays | None" = None  # the rows of verifications are nodes of this tree, and attend to their ancestors in it
     makes_drafts: bool = True  # whether the step makes drafts, if the engine speculates
     first_node: int = 0  # the tree's node in the first row of each verification; earlier nodes are in the cache
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.token_ids.shape[0]
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return self.context_lens.shape[0]
 
     @property
     def num_runs(self) -> int:
@@ -103,31 +111,30 @@ class Batch:
         return replace(
             self, token_ids=self.token_ids[:count], positions=self.positions[:count], slot_mapping=self.slot_mapping[:count],
             query_start=self.query_start[: count + 1], context_lens=self.context_lens[:count], block_tables=self.block_tables[:count],
-            num_tokens=count, num_sequences=count, max_query_len=1,
+            max_query_len=1,
         )  # fmt: skip
 
     def verifications(self) -> "Batch":
         """The sequences that verify drafts; the arrays over tokens are those of the whole batch."""
         count = self.num_verifications
         return replace(
-            self, query_start=self.query_start[: count + 1], context_lens=self.context_lens[:count], block_tables=self.block_tables[:count],
-            num_sequences=count,
-        )  # fmt: skip
+            self, query_start=self.query_start[: count + 1], context_lens=self.context_lens[:count], block_tables=self.block_tables[:count]
+        )
 
     def behind_verifications(self) -> "Batch":
         """The sequences that verify no drafts; query_start still counts rows of the whole batch."""
         first = self.num_verifications
         return replace(
             self, query_start=self.query_start[first:], context_lens=self.context_lens[first:], block_tables=self.block_tables[first:],
-            num_sequences=self.num_sequences - first, num_decodes=0, num_verifications=0, tree=None,
+            num_decodes=0, num_verifications=0, tree=None,
         )  # fmt: skip
 
     def prompts(self) -> "Batch":
         """The sequences that do not decode; query_start still counts rows of the whole batch."""
-        first, count = self.num_decodes, self.num_sequences - self.num_decodes
+        first = self.num_decodes
         return replace(
             self, query_start=self.query_start[first:], context_lens=self.context_lens[first:], block_tables=self.block_tables[first:],
-            num_sequences=count, num_decodes=0,
+            num_decodes=0,
         )  # fmt: skip
 
 

@@ -39,8 +39,6 @@ class PagedSequences:
             context_lens=self._array(self.lengths),
             block_tables=self._array(self.tables),
             logits_rows=self._array(rows),
-            num_tokens=int(ends[-1]),
-            num_sequences=len(chunks),
             max_query_len=max(len(chunk) for chunk in chunks),
             max_context_len=max(self.lengths),
             num_decodes=len(chunks) if ends[-1] == len(chunks) else 0,

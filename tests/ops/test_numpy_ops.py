@@ -125,7 +125,7 @@ def one_token_batch(token: int, position: int) -> Batch:
         return np.array(values, np.int32)
 
     return Batch(
-        array(token), array(position), array(position), array(0, 1), array(position + 1), array(0)[None], array(0), 1, 1, 1, position + 1
+        array(token), array(position), array(position), array(0, 1), array(position + 1), array(0)[None], array(0), 1, position + 1
     )
 
 

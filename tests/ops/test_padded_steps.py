@@ -5,7 +5,7 @@ import pytest
 
 from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.catalogue.sampling import parameters
-from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch, padded_arrays, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, behind_slots, build_batch, padded_arrays, to_backend
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.kernels.sampling.parameters import sampling_entries
 from minllm.kernels.sampling.tensors import SamplingKind
@@ -46,7 +46,7 @@ def batch_of(slots, lengths, prompts):
         for slot, (start, tokens) in zip(slots[len(lengths) :], prompts, strict=True)
     ]
     batch = build_batch(chunks, np.cumsum([tokens for _, tokens in prompts]) - 1, BLOCK_SIZE)
-    return behind_decodes(batch, [length - 1 for length in lengths], BLOCK_SIZE) if lengths else batch
+    return behind_slots(batch, [length - 1 for length in lengths], [1] * len(lengths), BLOCK_SIZE) if lengths else batch
 
 
 def step(ops, lengths, prompts, pads):

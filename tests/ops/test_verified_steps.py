@@ -12,7 +12,7 @@ from minllm.engine.drafting.draft_model import DraftModel
 from minllm.engine.drafting.lookahead import LookaheadDrafts
 from minllm.engine.drafting.ngrams import NgramDrafts
 from minllm.engine.drafting.tree_model import TreeModel
-from minllm.engine.running.batch_arrays import NewTokens, behind_verifications, build_batch, to_backend
+from minllm.engine.running.batch_arrays import NewTokens, behind_slots, build_batch, to_backend
 from minllm.engine.running.machine import HostMachine
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.running.speculator import Speculator
@@ -81,7 +81,7 @@ def step(ops, source, kind):
     if drafts.log_q is not None:
         drafts.log_q[:] = np.log(np.float32(1 / drafts.log_q.shape[2]))
     prompt = build_batch([NewTokens(np.arange(PROMPT[1]) % 37, PROMPT[0], TABLES[0])], [PROMPT[1] - 1], BLOCK_SIZE)
-    batch = behind_verifications(prompt, [length - 1 for length in LENGTHS], ROWS, BLOCK_SIZE)
+    batch = behind_slots(prompt, [length - 1 for length in LENGTHS], ROWS, BLOCK_SIZE, verifies=True)
     batch = replace(to_backend(batch, ops), room=ops.array(np.int32([20, 12, 8, 7])))
     rows = ops.array(np.repeat(np.int32(slots), [*ROWS, 1]))
     tokens, logits, counts, num_drafts, *path = runner.compute(rows, batch, kind)

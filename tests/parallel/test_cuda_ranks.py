@@ -65,7 +65,7 @@ def test_embedding():
     table = np.random.default_rng(0).normal(size=(VOCAB, HIDDEN)).astype(np.float32)
     ids = np.array([0, 36, 18, 19], np.int32)
     none = np.zeros(4, np.int32)
-    batch = Batch(ids, none, none, none, none, none, none, 4, 4, 1, 1)
+    batch = Batch(ids, none, none, none, none, none, none, 1, 1)
 
     def embed(ops, rank):
         part = VocabularyPart(VOCAB, rank, RANKS)

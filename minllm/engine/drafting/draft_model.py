@@ -81,5 +81,5 @@ class DraftModel:
         tables = empty((count, blocks_needed(context, size)), np.int32)
         return Batch(
             token_ids, positions, slot_mapping, starts, empty((count,), np.int32), tables, starts[:count],
-            num_tokens=rows, num_sequences=count, max_query_len=each, max_context_len=context, num_decodes=count,
+            max_query_len=each, max_context_len=context, num_decodes=count,
         )  # fmt: skip

@@ -52,31 +52,30 @@ def in_pieces(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
         yield piece
 
 
-def slots_of(block_table: np.ndarray, positions: np.ndarray, block_size: int) -> np.ndarray:
-    """Cache slots of the given positions of one sequence: block * block_size + offset."""
-    return block_table[positions // block_size] * block_size + positions % block_size
-
-
 def build_batch(spans: Sequence[NewTokens], logits_rows: Sequence[int], block_size: int, residual_window: int = 0) -> Batch:
     """The arrays, on the host, for the new tokens of B sequences. residual_window: the cache's, in tokens; 0 for none."""
-    lengths = [len(span.token_ids) for span in spans]
-    ends = [span.start + length for span, length in zip(spans, lengths, strict=True)]
-    positions = [np.arange(span.start, end) for span, end in zip(spans, ends, strict=True)]
-    slots = [slots_of(np.asarray(span.block_table), at, block_size) for span, at in zip(spans, positions, strict=True)]
+    token_ids, tables = np.concatenate([span.token_ids for span in spans]), padded_block_tables([span.block_table for span in spans])
+    recent = recent_of_spans(spans, residual_window) if residual_window else None
+    starts, lengths = (np.array(one, np.int32) for one in ([span.start for span in spans], [len(span.token_ids) for span in spans]))
+    return _batch_of(starts, lengths, token_ids, tables, logits_rows, block_size, recent=recent)
+
+
+def _batch_of(
+    starts: np.ndarray, lengths: np.ndarray, token_ids: np.ndarray, block_tables: np.ndarray, logits_rows: Sequence[int] | np.ndarray,
+    block_size: int, **more: Any,
+) -> Batch:  # fmt: skip
+    """The batch, on the host, of sequences with lengths[b] new tokens from position starts[b] on. more: other fields of Batch."""
+    query_start, ends = np.zeros(len(lengths) + 1, np.int32), starts + lengths
+    np.cumsum(lengths, out=query_start[1:])
+    owners = np.repeat(np.arange(len(lengths)), lengths)  # the sequence of each token
+    positions = np.arange(len(owners), dtype=np.int32) + (starts - query_start[:-1])[owners]
+    slots = block_tables[owners, positions // block_size] * block_size + positions % block_size
+    arrays: dict[str, Any] = dict(token_ids=token_ids, positions=positions, slot_mapping=slots, context_lens=ends, logits_rows=logits_rows)
+    arrays = {name: np.asarray(array, np.int32) for name, array in arrays.items()}
     return Batch(
-        token_ids=np.concatenate([span.token_ids for span in spans]).astype(np.int32),
-        positions=np.concatenate(positions).astype(np.int32),
-        slot_mapping=np.concatenate(slots).astype(np.int32),
-        query_start=np.cumsum([0, *lengths]).astype(np.int32),
-        context_lens=np.array(ends, np.int32),
-        block_tables=padded_block_tables([span.block_table for span in spans]),
-        logits_rows=np.array(logits_rows, np.int32),
-        num_tokens=sum(lengths),
-        num_sequences=len(spans),
-        max_query_len=max(lengths),
-        max_context_len=max(ends),
-        recent=recent_of_spans(spans, residual_window) if residual_window else None,
-    )
+        **arrays, query_start=query_start, block_tables=block_tables, max_query_len=int(lengths.max()),
+        max_context_len=int(ends.max()), **more,
+    )  # fmt: skip
 
 
 def to_backend(batch: Batch, ops) -> Batch:
@@ -85,70 +84,33 @@ def to_backend(batch: Batch, ops) -> Batch:
     return replace(batch, recent=recent, **{name: ops.array(getattr(batch, name)) for name in BATCH_ARRAYS})
 
 
-def behind_verifications(prompts: Batch | None, positions: Sequence[int], lengths: Sequence[int], block_size: int) -> Batch:
-    """A batch, on the host, of B verifications, followed by `prompts`, which may be None.
+def behind_slots(prompts: Batch | None, positions: Sequence[int], lengths: Sequence[int], block_size: int, verifies: bool = False) -> Batch:
+    """A batch, on the host, of B sequences that continue from their slots, followed by `prompts`, which may be None.
 
-    Verification b computes lengths[b] tokens from positions[b] on: the newest token and its drafts. The positions are upper bounds;
-    `Ops.load_spans` writes all arrays of these rows.
+    Sequence b computes lengths[b] tokens from positions[b] on: its newest token and the drafts that it verifies. Positions are upper bounds
+    if it verifies. Here only the shapes of these rows and the positions are known; `Ops.load_rows` or `Ops.load_spans` fills in the rest.
     """
-    starts = np.cumsum([0, *lengths]).astype(np.int32)
-    ends, rows = np.add(positions, lengths).astype(np.int32), int(starts[-1])
-    count, columns = len(lengths), blocks_needed(int(ends.max()), block_size)
-    if prompts is not None:
-        columns = max(columns, prompts.block_tables.shape[1])
-    tables, nothing = np.zeros((count, columns), np.int32), np.zeros(rows, np.int32)
-    batch = Batch(
-        token_ids=nothing, positions=nothing, slot_mapping=nothing, query_start=starts, context_lens=ends, block_tables=tables,
-        logits_rows=np.arange(rows, dtype=np.int32), num_tokens=rows, num_sequences=count, max_query_len=max(lengths),
-        max_context_len=int(ends.max()), num_decodes=count if rows == count else 0, num_verifications=count,
-    )  # fmt: skip
-    if prompts is None:
-        return batch
-    behind = np.zeros((prompts.num_sequences, columns), np.int32)
-    behind[:, : prompts.block_tables.shape[1]] = prompts.block_tables
+    starts, runs = np.array(positions, np.int32), np.array(lengths, np.int32)
+    count, rows = len(runs), int(runs.sum())
+    tables = np.zeros((count, blocks_needed(int((starts + runs).max()), block_size)), np.int32)
+    nothing, every = np.zeros(rows, np.int32), np.arange(rows, dtype=np.int32)
+    counts = dict(num_decodes=count if rows == count else 0, num_verifications=count if verifies else 0)
+    batch = _batch_of(starts, runs, nothing, tables, every, block_size, **counts)
+    return batch if prompts is None else _followed_by(batch, prompts)
+
+
+def _followed_by(first: Batch, prompts: Batch) -> Batch:
+    """The sequences of `first`, then those of `prompts`, as one batch on the host."""
+    rows, columns = np.int32(first.num_tokens), max(first.block_tables.shape[1], prompts.block_tables.shape[1])
+    tables = [np.pad(one.block_tables, ((0, 0), (0, columns - one.block_tables.shape[1]))) for one in (first, prompts)]
     named = ("token_ids", "positions", "slot_mapping", "context_lens")
-    together: dict[str, Any] = {name: np.concatenate([getattr(batch, name), getattr(prompts, name)]) for name in named}
+    together: dict[str, Any] = {name: np.concatenate([getattr(first, name), getattr(prompts, name)]) for name in named}
     return replace(
-        batch, **together,
-        query_start=np.concatenate([starts[:-1], prompts.query_start + np.int32(rows)]), block_tables=np.concatenate([tables, behind]),
-        logits_rows=np.concatenate([batch.logits_rows, prompts.logits_rows + np.int32(rows)]), num_tokens=rows + prompts.num_tokens,
-        num_sequences=count + prompts.num_sequences, max_query_len=max(batch.max_query_len, prompts.max_query_len),
-        max_context_len=max(batch.max_context_len, prompts.max_context_len),
-    )  # fmt: skip
-
-
-def behind_decodes(prompts: Batch | None, positions: Sequence[int], block_size: int) -> Batch:
-    """A batch, on the host, of sequences that decode at these positions, followed by `prompts`, which may be None.
-
-    Only the positions of the rows that decode are known here; `Ops.load_rows` fills in their other arrays from the slots.
-    """
-    count = len(positions)
-    context_lens = np.array(positions, np.int32) + np.int32(1)
-    rows, nothing = np.arange(count + 1, dtype=np.int32), np.zeros(count, np.int32)
-    columns = blocks_needed(int(context_lens.max(initial=0)), block_size)
-    if prompts is None:
-        return Batch(
-            token_ids=nothing, positions=context_lens - 1, slot_mapping=nothing, query_start=rows, context_lens=context_lens,
-            block_tables=np.zeros((count, columns), np.int32), logits_rows=rows[:-1], num_tokens=count, num_sequences=count,
-            max_query_len=1, max_context_len=int(context_lens.max()), num_decodes=count,
-        )  # fmt: skip
-    tables = np.zeros((count + prompts.num_sequences, max(columns, prompts.block_tables.shape[1])), np.int32)
-    tables[count:, : prompts.block_tables.shape[1]] = prompts.block_tables
-    return Batch(
-        token_ids=np.concatenate([nothing, prompts.token_ids]),
-        positions=np.concatenate([context_lens - 1, prompts.positions]),
-        slot_mapping=np.concatenate([nothing, prompts.slot_mapping]),
-        query_start=np.concatenate([rows[:-1], prompts.query_start + np.int32(count)]),
-        context_lens=np.concatenate([context_lens, prompts.context_lens]),
-        block_tables=tables,
-        logits_rows=np.concatenate([rows[:-1], prompts.logits_rows + np.int32(count)]),
-        num_tokens=count + prompts.num_tokens,
-        num_sequences=count + prompts.num_sequences,
-        max_query_len=prompts.max_query_len,
-        max_context_len=max(int(context_lens.max(initial=0)), prompts.max_context_len),
+        first, **together, query_start=np.concatenate([first.query_start[:-1], prompts.query_start + rows]),
+        block_tables=np.concatenate(tables), logits_rows=np.concatenate([first.logits_rows, prompts.logits_rows + rows]),
+        max_query_len=max(first.max_query_len, prompts.max_query_len), max_context_len=max(first.max_context_len, prompts.max_context_len),
         recent=prompts.recent,
-        num_decodes=count,
-    )
+    )  # fmt: skip
 
 
 def padded_arrays(

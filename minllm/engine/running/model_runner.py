@@ -27,8 +27,7 @@ from minllm.engine.requests.sequence import NO_SLOT, Sequence
 from minllm.engine.running.batch_arrays import (
     BATCH_ARRAYS,
     NewTokens,
-    behind_decodes,
-    behind_verifications,
+    behind_slots,
     build_batch,
     in_pieces,
     padded_arrays,
@@ -231,10 +230,7 @@ class ModelRunner:
             batch = build_batch(chunks, rows, size, self._window)
         if decodes or batch is None:
             positions, lengths = [span.start for span in decodes], [span.length for span in decodes]
-            batch = (
-                behind_decodes(batch, positions, size) if self.speculator is None
-                else behind_verifications(batch, positions, lengths, size)
-            )  # fmt: skip
+            batch = behind_slots(batch, positions, lengths, size, verifies=self.speculator is not None)
         return batch, slots
 
     def _sent(self, batch: Batch, slots: list[int], sampled: list[Sequence]) -> tuple[Batch, Any]:

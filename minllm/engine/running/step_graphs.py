@@ -258,7 +258,7 @@ class StepGraphs:
             recent = RecentTokens(slot_mapping, context_lens, tables, rings=slots)
         longest = key.columns * self.block_size
         return slots, Batch(
-            **arrays, num_tokens=key.tokens, num_sequences=key.sequences, max_context_len=longest, recent=recent,
+            **arrays, max_context_len=longest, recent=recent,
             max_query_len=key.tokens if key.prompts else max(1, key.query_len),
             num_decodes=0 if key.query_len > 1 else key.decodes, num_verifications=key.decodes if key.query_len else 0,
             makes_drafts=key.makes_drafts,

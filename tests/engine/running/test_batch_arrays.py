@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minllm.engine.running.batch_arrays import NewTokens, behind_decodes, build_batch
+from minllm.engine.running.batch_arrays import NewTokens, behind_slots, build_batch
 from minllm.engine.running.block_tables import padded_block_tables
 
 ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
@@ -53,12 +53,16 @@ def test_every_new_token_is_there_once_and_in_order(lengths, block_size):
     ]
 
 
+def decodes_before(prompts, positions, block_size):
+    return behind_slots(prompts, positions, [1] * len(positions), block_size)
+
+
 @settings(max_examples=150, deadline=None)
 @given(lengths=SPANS, positions=st.lists(st.integers(0, 90), min_size=1, max_size=5), block_size=BLOCK_SIZES)
 def test_decodes_come_before_prompts(lengths, positions, block_size):
     """Of a row that decodes only the position is known; `Ops.load_rows` fills in the rest, for which there must be room."""
     spans, rows = spans_of(lengths, block_size)
-    batch, count = behind_decodes(build_batch(spans, [len(rows) - 1, 0], block_size), positions, block_size), len(positions)
+    batch, count = decodes_before(build_batch(spans, [len(rows) - 1, 0], block_size), positions, block_size), len(positions)
     check(batch)
     assert batch.num_decodes == count and batch.num_sequences == count + len(spans)
     assert batch.positions[:count].tolist() == positions and rows_of(batch)[count:] == rows
@@ -72,11 +76,27 @@ def test_decodes_come_before_prompts(lengths, positions, block_size):
 @settings(max_examples=50, deadline=None)
 @given(positions=st.lists(st.integers(0, 90), min_size=1, max_size=5), block_size=BLOCK_SIZES)
 def test_decodes_alone(positions, block_size):
-    batch = behind_decodes(None, positions, block_size)
+    batch = decodes_before(None, positions, block_size)
     check(batch)
     assert batch.num_decodes == batch.num_tokens == len(positions) and batch.positions.tolist() == positions
     assert batch.logits_rows.tolist() == list(range(len(positions)))
     assert batch.block_tables.shape[1] * block_size > max(positions)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    lengths=SPANS, verified=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 5)), min_size=1, max_size=5), block_size=BLOCK_SIZES
+)  # fmt: skip
+def test_verifications_come_before_prompts(lengths, verified, block_size):
+    """A verification has a row for the newest token and for each draft, all of which get logits."""
+    spans, rows = spans_of(lengths, block_size)
+    starts, counts = zip(*verified, strict=True)
+    batch, total = behind_slots(build_batch(spans, [0], block_size), starts, counts, block_size, verifies=True), sum(counts)
+    check(batch)
+    assert batch.num_verifications == len(verified) and batch.num_sequences == len(verified) + len(spans)
+    assert batch.num_decodes == (len(verified) if max(counts) == 1 else 0)
+    assert rows_of(batch)[total:] == rows and batch.logits_rows.tolist() == [*range(total), total]
+    assert batch.context_lens[: len(verified)].tolist() == [start + count for start, count in verified]
 
 
 def test_block_tables_are_padded_with_block_0():
