@@ -1,7 +1,7 @@
 """A module of minllm imports only from its own floor and from floors below it, there is no import cycle, and engines import no ladder/.
 
 Imports inside functions count as those at the top of a module do, and so do modules that importlib.import_module or a table of variants
-finds by name (VARIANTS["tree"], VARIANTS.stand_in("wgmma")); f"{__package__}.{name}" counts as every module of the package.
+finds by name (VARIANTS["tree"], VARIANTS.fallback("wgmma")); f"{__package__}.{name}" counts as every module of the package.
 Imports under `if TYPE_CHECKING:` do not count, because they never run. The `__init__` of a package, which Python runs before any module in
 it, does not count either.
 """
@@ -73,9 +73,9 @@ def looked_up(tree, package):
             text = ast.unparse(argument).removeprefix("f").strip("'\"")  # of f"{__package__}.{name}" or "minllm.errors"
             if "{" not in text.removeprefix("{__package__}") or text.startswith("{__package__}"):  # else a registry of others' modules
                 yield re.sub("{.*}", "*", text.replace("{__package__}", package))
-        elif name in tables and method in ("", "stand_in", "module") and isinstance(argument, ast.Constant):
+        elif name in tables and method in ("", "fallback", "module") and isinstance(argument, ast.Constant):
             found = tables[name].entry(argument.value)
-            found = tables[name].entry(found.stand_in) if method == "stand_in" else found
+            found = tables[name].entry(found.fallback) if method == "fallback" else found
             yield importlib.util.resolve_name(found.module, tables[name].package)
 
 
@@ -172,6 +172,6 @@ def test_cycles_and_imports_are_found(graph):
     assert "minllm.engine.llm" in graph["minllm.cli.generation_options"]
     source = """import_module("minllm.errors"), import_module(f"{__package__}.{name}"), import_module(f"x.{name}")
 from minllm.kernels.attention import VARIANTS as OURS
-OURS["tree"], OURS.stand_in("split_tensor_core"), OURS[name], VARIANTS["tree"]"""
+OURS["tree"], OURS.fallback("split_tensor_core"), OURS[name], VARIANTS["tree"]"""
     found = (f"minllm.kernels.attention.{name}" for name in ("tree.tree", "split_kv.split_kv"))
     assert set(looked_up(ast.parse(source), "a")) == {"minllm.errors", "a.*", *found}

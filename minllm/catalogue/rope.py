@@ -7,7 +7,7 @@ from minllm.catalogue.rows import BFLOAT16, DTYPES
 from minllm.kernels.rope.ladder.rope import rope as launch_rope
 from minllm.kernels.rope.reference import rope_reference, rope_table
 
-# Parts of heads, both layouts, far positions; a head of 7 that turns 6 components.
+# Parts of heads, both layouts, far positions; a head of 7 that rotates 6 components.
 SMALL = (
     dict(tokens=3, heads=5, head_dim=64, interleaved=True),
     dict(tokens=2, heads=4, head_dim=32),
@@ -31,13 +31,13 @@ def table(positions, rotary_dim, theta=10000.0):
 @describes
 def rope(tokens, heads, head_dim, dtype, rotary_dim=None, interleaved=False, last_position=40, magnitude=1.0):
     """RoPE of the first rotary_dim components, or of all; the last token is at `last_position`, the others before it."""
-    turned = head_dim if rotary_dim is None else rotary_dim
-    size, angles = tokens * heads * head_dim * dtype.itemsize, tokens * turned * 4
+    rotary = head_dim if rotary_dim is None else rotary_dim
+    size, angles = tokens * heads * head_dim * dtype.itemsize, tokens * rotary * 4
 
     def arrays(noise):
         positions = last_position - np.arange(tokens, dtype=np.int32)[::-1] % (last_position + 1)
         x = noise.array((tokens, heads, head_dim), dtype, magnitude)
-        return dict(x=x, positions=positions, cos_sin=table(last_position + 1, turned), out=noise.unwritten(x.shape, dtype))
+        return dict(x=x, positions=positions, cos_sin=table(last_position + 1, rotary), out=noise.unwritten(x.shape, dtype))
 
     return Launch(
         arrays,
@@ -45,7 +45,7 @@ def rope(tokens, heads, head_dim, dtype, rotary_dim=None, interleaved=False, las
         returns(("out",), rope_reference, interleaved=interleaved),
         moved=dict(
             rope_vector_kernel=Moved(dict(x=size, out=size, cos_sin=-(-heads // 2) * angles), dict(cos_sin=angles)),
-            rope_kernel=Moved(dict(x=size, out=size, cos_sin=heads * angles), dict(cos_sin=angles), operations=3 * tokens * heads * turned),
+            rope_kernel=Moved(dict(x=size, out=size, cos_sin=heads * angles), dict(cos_sin=angles), operations=3 * tokens * heads * rotary),
         ),
         indices=("positions",),
         rows=("x", "positions", "out"),

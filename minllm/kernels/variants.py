@@ -28,7 +28,7 @@ class Variant:
     most_rows: int | None = None  # the most new tokens per sequence (attention) or rows of x (matmul) per call; None for any number
     dtypes: tuple[str, ...] = ALL_DTYPES
     capability: tuple[int, int] | None = None  # the compute capability of the only GPUs that run it; None for all
-    stand_in: str = ""  # the variant that serves the calls that this one cannot serve
+    fallback: str = ""  # the variant that serves the calls that this one cannot serve
     reads: str = "arrays"  # the kind of arguments of its launcher: variants with the same value can replace each other by name
 
     def takes_rows(self, rows: int) -> bool:
@@ -96,11 +96,11 @@ class Variants(Mapping[str, Any]):
         return own(*arrays) if own else None
 
     def serving(self, name: str, rows: int, dtype: str, capability: tuple[int, int] | None = None, reads: str = "arrays") -> str:
-        """The name itself, or the first in its chain of stand-ins for which `why_not` returns None; the last one serves all other calls."""
-        while self.entry(name).stand_in and self.why_not(name, rows, dtype, capability, reads=reads):
-            name = self.entry(name).stand_in
+        """The name itself, or the first in its chain of fallbacks for which `why_not` returns None; the last one serves all other calls."""
+        while self.entry(name).fallback and self.why_not(name, rows, dtype, capability, reads=reads):
+            name = self.entry(name).fallback
         return name
 
-    def stand_in(self, name: str) -> Any:
-        """The launcher of a variant's stand-in, for arrays that its own kernel cannot serve."""
-        return self[self.entry(name).stand_in]
+    def fallback(self, name: str) -> Any:
+        """The launcher of a variant's fallback, for arrays that its own kernel cannot serve."""
+        return self[self.entry(name).fallback]

@@ -2,7 +2,7 @@
 
     x = embedding(token ids)
     for each layer:
-        q, k, v = norm(x) Wq, norm(x) Wk, norm(x) Wv       q and k turned by their positions; k and v go into the cache
+        q, k, v = norm(x) Wq, norm(x) Wk, norm(x) Wv       q and k rotated by their positions; k and v go into the cache
         x += softmax(scale * q K) V Wo                     K, V: all cached keys and values of the row's sequence, up to its own position
         x += (silu(norm(x) Wgate) * norm(x) Wup) Wdown
     logits = norm(x) Whead                                 of each sequence's last row

@@ -49,7 +49,7 @@ class Equations:
         return matmul_reference(x, weight, bias, out_dtype)
 
     def rope(self, x: np.ndarray, positions: np.ndarray, cos_sin: np.ndarray) -> np.ndarray:
-        """The heads of x [T, heads, head_dim], turned by their positions."""
+        """The heads of x [T, heads, head_dim], rotated by their positions."""
         return rope_reference(x, positions, cos_sin)
 
     def append(self, *arrays: np.ndarray) -> None:
@@ -91,7 +91,7 @@ class Kernels:
         return out
 
     def rope(self, x: Any, positions: Any, cos_sin: Any) -> Any:
-        """The heads of x [T, heads, head_dim], turned by their positions, in place."""
+        """The heads of x [T, heads, head_dim], rotated by their positions, in place."""
         rope(x, positions, cos_sin, x)
         return x
 

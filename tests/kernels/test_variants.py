@@ -46,8 +46,8 @@ def test_every_variant_has_its_launcher_and_is_compiled(table, name):
         assert any(one.startswith(f"attention/{name}/") for one in catalogue.machine_code())
     else:
         assert callable(launcher)
-    stand_in = table.entry(name).stand_in
-    assert not stand_in or table.entry(stand_in).reads == table.entry(name).reads
+    fallback = table.entry(name).fallback
+    assert not fallback or table.entry(fallback).reads == table.entry(name).reads
 
 
 def launched_by_engines():
@@ -67,7 +67,7 @@ def launched_by_engines():
 @pytest.mark.parametrize("table", [*TABLES, all_reduce.VARIANTS], ids=lambda table: table.stage)
 def test_a_ladder_holds_the_variants_that_no_engine_launches(table):
     launched = launched_by_engines()[table.stage] | set(FIXED_ORDER_VARIANTS.values()) & set(table)
-    launched |= {table.entry(name).stand_in for name in launched} - {""}
+    launched |= {table.entry(name).fallback for name in launched} - {""}
     assert {name for name in table if not table.entry(name).module.startswith(".ladder.")} == launched
 
 
@@ -95,11 +95,11 @@ def test_reasons_are_sentences():
     assert why_not("flash_attention_2", 9, "bfloat16", HOPPER, arrays) is None
 
 
-def test_what_a_variant_cannot_serve_its_stand_ins_serve():
+def test_what_a_variant_cannot_serve_its_fallbacks_serve():
     table = Variants(
         "minllm.kernels.attention",
-        Variant("fastest", ".nowhere", most_rows=1, dtypes=("float16",), stand_in="next"),
-        Variant("next", ".nowhere", capability=HOPPER, stand_in="last"),
+        Variant("fastest", ".nowhere", most_rows=1, dtypes=("float16",), fallback="next"),
+        Variant("next", ".nowhere", capability=HOPPER, fallback="last"),
         Variant("last", ".nowhere", most_rows=1),
     )
     assert table.serving("fastest", 1, "float16", (8, 0)) == "fastest"

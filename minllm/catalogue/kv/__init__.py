@@ -29,7 +29,7 @@ FUSED = (
     dict(tokens=2, kv_heads=2, head_dim=64, rotary_dim=64, interleaved=True, norm=True),
     dict(tokens=1, kv_heads=2, head_dim=128, skip=False, heads=2, rotary_dim=128, norm=True),
     dict(tokens=1, kv_heads=3, head_dim=128, skip=False, heads=45, rotary_dim=128, norm=True),  # several blocks a token
-    dict(tokens=2, kv_heads=2, head_dim=64, block_size=4, heads=66, rotary_dim=64),  # threads without a head, or without one that turns
+    dict(tokens=2, kv_heads=2, head_dim=64, block_size=4, heads=66, rotary_dim=64),  # threads without a head, or without one that rotates
     dict(tokens=4, kv_heads=1, head_dim=80, block_size=8, heads=3, rotary_dim=32, norm=True),
     dict(tokens=1, kv_heads=1, head_dim=40, heads=2, rotary_dim=40, interleaved=True),
     dict(tokens=3, kv_heads=2, head_dim=7, block_size=2, heads=2, rotary_dim=6, norm=True),

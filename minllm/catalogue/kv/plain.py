@@ -67,12 +67,12 @@ def qkv_rope_append(
     tokens, kv_heads, head_dim, dtype, heads=4, rotary_dim=0, interleaved=False, norm=False, block_size=16, skip=True, layers=0,
     magnitude=1.0, unaligned=False, positions=POSITIONS,
 ):  # fmt: skip
-    """Queries, keys and values of one product: split, normalised, turned, and appended.
+    """Queries, keys and values of one product: split, normalised, rotated, and appended.
 
     unaligned: qkv begins in the middle of a vector.
     """
     size, item = tokens * head_dim * dtype.itemsize, dtype.itemsize
-    turned, all_heads = heads + kv_heads, heads + 2 * kv_heads
+    rotated, all_heads = heads + kv_heads, heads + 2 * kv_heads
 
     def arrays(noise):
         blocks, slots = slots_of(noise, tokens, block_size, skip)
@@ -101,7 +101,7 @@ def qkv_rope_append(
 
     written = kv_heads * head_dim * item * (tokens - (-(-tokens // 3) if skip else 0))
     asked = dict(qkv=all_heads * size, query=heads * size, key_cache=written, value_cache=written)
-    asked |= dict(cos_sin=tokens * turned * rotary_dim * 4) if rotary_dim else {}
+    asked |= dict(cos_sin=tokens * rotated * rotary_dim * 4) if rotary_dim else {}
     asked |= dict(q_norm=heads * size, k_norm=kv_heads * size) if norm else {}
     different = dict(cos_sin=min(tokens, positions) * rotary_dim * 4, q_norm=head_dim * item, k_norm=head_dim * item)
     return Launch(

@@ -16,19 +16,19 @@ from minllm.kernels.rope.reference import rope_reference
 
 
 def in_their_places(qkv, positions, slot_mapping, cos_sin, key_cache, value_cache):
-    """The queries of rows of outputs, turned, by name; keys, turned too, and values enter the caches where a token has a slot."""
+    """The queries of rows of outputs, rotated, by name; keys, rotated too, and values enter the caches where a token has a slot."""
     kv_heads, head_dim = key_cache.shape[2:]
     qkv, kept, dtype = qkv.reshape(len(qkv), -1, head_dim), slot_mapping >= 0, key_cache.dtype
     heads = qkv.shape[1] - 2 * kv_heads
-    turned = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin)
-    by_slot(key_cache)[slot_mapping[kept]] = turned[kept, heads:].astype(dtype)
+    rotated = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin)
+    by_slot(key_cache)[slot_mapping[kept]] = rotated[kept, heads:].astype(dtype)
     by_slot(value_cache)[slot_mapping[kept]] = qkv[kept, heads + kv_heads :].astype(dtype)
-    return dict(query=turned[:, :heads].astype(dtype))
+    return dict(query=rotated[:, :heads].astype(dtype))
 
 
 @describes
 def gemv_qkv_rope_append(m, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False, skip=True, tiling=None):
-    """Queries, turned, and keys and values in the cache, from the RMSNorm of x. skip: the last of several tokens has no slot."""
+    """Queries, rotated, and keys and values in the cache, from the RMSNorm of x. skip: the last of several tokens has no slot."""
     width = (heads + 2 * kv_heads) * head_dim
 
     def arrays(noise):
@@ -131,7 +131,7 @@ def gated_of_deferred_norm(m, n, k, parts, dtype=BFLOAT16, tiling=None):
 
 @describes
 def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT16, bias=False, skip=False, tiling=None):
-    """Queries, turned, and keys and values in the cache; of normalised rows, or of a norm with squares in parts, which is finished here.
+    """Queries, rotated, and keys and values in the cache; of normalised rows, or of a norm with squares in parts, which is finished here.
 
     skip: the last token has no slot, and slots and positions are in no order.
     """
@@ -163,9 +163,9 @@ def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT1
 def flat_qkv_moved(m, heads, kv_heads, head_dim, k, b, tiling):
     """What it moves, if tiles are whole, of eight tokens at four positions."""
     n, kept = (heads + 2 * kv_heads) * head_dim, m * kv_heads * head_dim * b
-    blocks, turned = (count * head_dim // tiling.rows * tiling.splits for count in (heads + 2 * kv_heads, heads + kv_heads))
+    blocks, rotated = (count * head_dim // tiling.rows * tiling.splits for count in (heads + 2 * kv_heads, heads + kv_heads))
     index = 4 * EPILOGUE_THREADS * blocks
     asked = dict(x_map=m * k * b * n // tiling.rows, weight_map=n * k * b, positions=index, slot_mapping=index)
-    asked |= dict(cos_sin=EPILOGUE_THREADS * 16 * 4 * turned, query=m * heads * head_dim * b, key_cache=kept, value_cache=kept)
+    asked |= dict(cos_sin=EPILOGUE_THREADS * 16 * 4 * rotated, query=m * heads * head_dim * b, key_cache=kept, value_cache=kept)
     different = dict(x_map=m * k * b, positions=4 * m, slot_mapping=4 * m, cos_sin=4 * head_dim * 4)
     return Moved(asked, different, matmul_flops(m, n, k))

@@ -300,7 +300,7 @@ def quantized_product(
 
 @describes
 def quantized_qkv(form, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False, exact=False, tiling=None, slot=5, distinct=None):
-    """Queries, turned, and keys and values in the cache, from the RMSNorm of one row of x; slot -1 is none."""
+    """Queries, rotated, and keys and values in the cache, from the RMSNorm of one row of x; slot -1 is none."""
     rows, launch = (heads + 2 * kv_heads) * head_dim, tensor_core_gemv.make_qkv_gemv(OF_ONE_ROW[family(form)])
 
     def arrays(noise):

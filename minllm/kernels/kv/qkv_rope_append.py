@@ -212,8 +212,8 @@ def qkv_rope_append(
         cos_sin = qkv
     arrays = (qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, query, by_slot(key_cache), by_slot(value_cache))
     operands = (qkv, query, key_cache, value_cache, q_norm, k_norm)
-    turned = rotary_dim or head_dim  # without rotation, pairs half a head apart serve as well
-    vectors = vectors_of_half_a_head(head_dim, turned, interleaved, cos_sin, *operands)
+    rotated = rotary_dim or head_dim  # without rotation, pairs half a head apart serve as well
+    vectors = vectors_of_half_a_head(head_dim, rotated, interleaved, cos_sin, *operands)
     if 0 < vectors <= THREADS and (vectors in (1, 2, 4, 8, 16, 32) or not has_norm):
         blocks, side_by_side, heads_per_thread = share_heads(tokens, heads + 2 * kv_heads, vectors)
         chosen = qkv_rope_append_vector_kernel(dtype, head_dim, rotary_dim > 0, has_norm, heads_per_thread)

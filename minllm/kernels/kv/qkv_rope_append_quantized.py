@@ -40,7 +40,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
     load_components, store_quantized = make_load_each(dtype), make_store_quantized(kv_format, block_size)
 
     @cuda.jit(device=True)
-    def normalize(values, weight, component, lane, epsilon, is_turned):
+    def normalize(values, weight, component, lane, epsilon, is_rotated):
         """RMSNorm over the head, times weight [head_dim], if the head is a query or a key; the whole warp must call it."""
         total = float32(0)
         for k in range(EACH):
@@ -52,14 +52,14 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
             distance >>= 1
         inverse_rms = libdevice.rsqrtf(total * float32(1 / head_dim) + epsilon)
-        if is_turned:
+        if is_rotated:
             weights = cuda.local.array(EACH, float32)
             load_components(weight, component, weights)
             for k in range(EACH):
                 values[k] *= inverse_rms * weights[k]
 
     @cuda.jit(device=True)
-    def turn(values, cos_sin, position, lane, is_turned):
+    def rotate(values, cos_sin, position, lane, is_rotated):
         """(a, b) -> (a cos - b sin, b cos + a sin) for pairs half a head apart, if the head is a query or a key.
 
         The whole warp must call it.
@@ -71,7 +71,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         cosine, sine = cuda.local.array(EACH, float32), cuda.local.array(EACH, float32)
         for k in range(EACH):
             cosine[k], sine[k] = float32(1), float32(0)
-        if is_turned:
+        if is_rotated:
             for k in range(0, EACH, 4):
                 load_4_float32(cos_sin, position * head_dim + pair + k, cosine, k)
                 load_4_float32(cos_sin, position * head_dim + half + pair + k, sine, k)
@@ -113,7 +113,7 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         head = cuda.blockIdx.y * uint32(THREADS // lanes) + cuda.threadIdx.x // uint32(lanes)
         heads, kv_heads = query.shape[1], key_codes.shape[1]
         all_heads = heads + 2 * kv_heads
-        is_query, is_turned, is_any = head < heads, head < heads + kv_heads, head < all_heads
+        is_query, is_rotated, is_any = head < heads, head < heads + kv_heads, head < all_heads
         position, slot = positions[token], slot_mapping[token]
         component = min(lane, uint32(active - 1)) * EACH
         values = cuda.local.array(EACH, float32)
@@ -123,15 +123,15 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
             load_components(qkv, (token * all_heads + head) * head_dim + component, values)
         # All lanes of a warp normalise, rotate and compute scales together, because they shuffle; value heads stay unchanged.
         if has_norm:
-            normalize(values, q_norm if is_query else k_norm, component, lane, epsilon, is_turned)
+            normalize(values, q_norm if is_query else k_norm, component, lane, epsilon, is_rotated)
         if has_positions:
-            turn(values, cos_sin, position, lane, is_turned)
+            rotate(values, cos_sin, position, lane, is_rotated)
         if is_smooth and is_query:
             unsmooth(smoothing, kv_head_of(head, heads, kv_heads), component, values)
         if is_query and lane < active:
             for k in range(0, EACH, width):
                 store_vector(query, (token * heads + head) * head_dim + component + k, values, k)
-        stores, is_key = is_any and lane < active and slot >= 0, is_turned and not is_query
+        stores, is_key = is_any and lane < active and slot >= 0, is_rotated and not is_query
         if is_smooth and is_key:
             smooth(smoothing, head - heads, component, values)
         codes, scales = key_codes if is_key else value_codes, key_scales if is_key else value_scales

@@ -17,7 +17,7 @@ from numba.cuda import libdevice
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.rope.rotate import make_turn
+from minllm.kernels.rope.rotate import make_rotate
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
 from minllm.ptx import token_stride
 from minllm.runtime.kernel import kernel
@@ -47,7 +47,7 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
     width, _, store = vector_access(dtype)
     unpack, half, words_held = vector_unpack(dtype), head_dim // 2, heads_per_thread * 8  # 4 words per half
     lanes = half // width
-    load_angles, turn = make_turn(dtype, head_dim)
+    load_angles, rotate = make_rotate(dtype, head_dim)
 
     @cuda.jit(device=True)
     def sum_over_head(value):
@@ -85,10 +85,10 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
         # Arrays as in qkv_rope_append_kernel; block shape: (vectors of half a head, heads side by side).
         token, i = cuda.blockIdx.x, cuda.threadIdx.x * width
         heads, kv_heads = query.shape[1], key_cache.shape[1]
-        turned_heads, all_heads = heads + kv_heads, heads + 2 * kv_heads
+        rotated_heads, all_heads = heads + kv_heads, heads + 2 * kv_heads
         first = cuda.blockIdx.y * cuda.blockDim.y * heads_per_thread + cuda.threadIdx.y
         weight_words = cuda.local.array(8, uint32)
-        if has_norm and heads_per_thread == 1 and first < turned_heads:
+        if has_norm and heads_per_thread == 1 and first < rotated_heads:
             # No kernel writes the weights, so this load may overlap the preceding kernel.
             load_head(q_norm if first < heads else k_norm, 0, i, weight_words, 0)
         wait_for_predecessors()
@@ -101,13 +101,13 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
             if head < all_heads:
                 load_head(qkv, (token * all_heads + head) * head_dim, i, words, 8 * r)
         cosine, sine = cuda.local.array(width, float32), cuda.local.array(width, float32)
-        if has_positions and first < turned_heads:
+        if has_positions and first < rotated_heads:
             load_angles(cos_sin, position, i, cosine, sine)
         a, b = cuda.local.array(width, float32), cuda.local.array(width, float32)
         skipped = slot * (token_stride(key_cache, kv_heads * head_dim) - kv_heads * head_dim)  # elements of gaps before this slot
         for r in range(heads_per_thread):
             head = first + r * cuda.blockDim.y
-            is_query, is_turned, is_any = head < heads, head < turned_heads, head < all_heads
+            is_query, is_rotated, is_any = head < heads, head < rotated_heads, head < all_heads
             unpack(words, 8 * r, a, 0)
             unpack(words, 8 * r + 4, b, 0)
             if has_norm:
@@ -115,18 +115,18 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
                 for k in range(width):
                     sum_of_squares += a[k] * a[k] + b[k] * b[k]
                 inverse_rms = libdevice.rsqrtf(sum_over_head(sum_of_squares) * float32(1 / head_dim) + epsilon)
-                if is_turned:
+                if is_rotated:
                     if heads_per_thread > 1:  # again from L1: holding every head's weights in registers would cost more
                         load_head(q_norm if is_query else k_norm, 0, i, weight_words, 0)
                     normalize(a, b, inverse_rms, weight_words)
-            if has_positions and is_turned:
-                turn(a, b, 0, cosine, sine)
+            if has_positions and is_rotated:
+                rotate(a, b, 0, cosine, sine)
             if is_query:
                 store_head(query, (token * heads + head) * head_dim, i, a, b)
             elif is_any and slot >= 0:
-                if is_turned:
+                if is_rotated:
                     store_head(key_cache, skipped + (slot * kv_heads + head - heads) * head_dim, i, a, b)
                 else:
-                    store_head(value_cache, skipped + (slot * kv_heads + head - turned_heads) * head_dim, i, a, b)
+                    store_head(value_cache, skipped + (slot * kv_heads + head - rotated_heads) * head_dim, i, a, b)
 
     return qkv_rope_append_vector_kernel

@@ -6,7 +6,7 @@
     many           wgmma on Hopper, else tensor_core                    vectorized
 
 The GPU's table in dataflow.py says how many rows are few, some or many. float32 never uses tensor cores, which would round its inputs to
-10 bits. The rungs in ladder/ are never chosen. flat and wgmma pass rows of x and weight that do not fit 16-byte loads to their stand-in
+10 bits. The rungs in ladder/ are never chosen. flat and wgmma pass rows of x and weight that do not fit 16-byte loads to their fallback
 (variants.py).
 """
 

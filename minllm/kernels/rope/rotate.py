@@ -12,11 +12,11 @@ from minllm.kernels.vector import load_4_float32, vector_access, vectors_per_row
 from minllm.runtime.kernel import check
 
 
-def make_turn(dtype, head_dim):
-    """Device functions (load_angles, turn) for a thread that holds a pair of vectors half a head apart.
+def make_rotate(dtype, head_dim):
+    """Device functions (load_angles, rotate) for a thread that holds a pair of vectors half a head apart.
 
     load_angles(cos_sin, position, i, cosine, sine) fills two local arrays of one vector's width for components i... of the half head;
-    turn(a, b, at, cosine, sine) rotates a[at : at + width] against b[at : at + width], in place.
+    rotate(a, b, at, cosine, sine) rotates a[at : at + width] against b[at : at + width], in place.
     """
     width, half = vector_access(dtype)[0], head_dim // 2
 
@@ -27,11 +27,11 @@ def make_turn(dtype, head_dim):
             load_4_float32(cos_sin, position * head_dim + half + i + k, sine, k)
 
     @cuda.jit(device=True)
-    def turn(a, b, at, cosine, sine):
+    def rotate(a, b, at, cosine, sine):
         for k in range(width):
             a[at + k], b[at + k] = a[at + k] * cosine[k] - b[at + k] * sine[k], b[at + k] * cosine[k] + a[at + k] * sine[k]
 
-    return load_angles, turn
+    return load_angles, rotate
 
 
 def vectors_of_half_a_head(head_dim, rotary_dim, interleaved, cos_sin, *arrays):

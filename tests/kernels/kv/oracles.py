@@ -1,4 +1,4 @@
-"""The fused step by norms and complex turns in float64."""
+"""The fused step by norms and complex rotations in float64."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from minllm.catalogue.kv.plain import EPSILON, last_layer
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.reference import dequantize_reference
 from tests.kernels.normalization.oracles import rms_norm_of
-from tests.kernels.rope.oracles import turned
+from tests.kernels.rope.oracles import rotated
 
 
 def qkv_rope_append(shape, qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, key_cache, value_cache, query):
@@ -18,7 +18,7 @@ def qkv_rope_append(shape, qkv, positions, slot_mapping, cos_sin, q_norm, k_norm
     if q_norm is not None:
         normed = ((x, rms_norm_of(x.reshape(-1, head_dim), weight, EPSILON)) for x, weight in ((queries, q_norm), (keys, k_norm)))
         queries, keys = (found.reshape(x.shape) for x, found in normed)
-    queries, keys = (turned(x, positions, shape["rotary_dim"], shape["interleaved"]) for x in (queries, keys))
+    queries, keys = (rotated(x, positions, shape["rotary_dim"], shape["interleaved"]) for x in (queries, keys))
     found, used = dict(query=queries), slot_mapping >= 0
     for name, cache, written in (("key_cache", key_cache, keys), ("value_cache", value_cache, values)):
         found[name] = cache.astype(np.float64)
@@ -28,7 +28,7 @@ def qkv_rope_append(shape, qkv, positions, slot_mapping, cos_sin, q_norm, k_norm
 
 
 def qkv_rope_append_quantized(shape, key_codes, key_scales, **others):
-    """Keys, whose norms and turns round differently, are at most a step of the format away; the reference has the rest to the bit."""
+    """Keys, whose norms and rotations round differently, are at most a step of the format away; the reference has the rest to the bit."""
     form = kv_format(shape["name"], shape["head_dim"], shape["group_size"])
 
     def numbers(codes, scales):

@@ -4,7 +4,7 @@ import numpy as np
 
 from minllm.catalogue.matmul.products import EPSILON
 from minllm.catalogue.matmul.quantized import sums_of
-from tests.kernels.rope.oracles import turned
+from tests.kernels.rope.oracles import rotated
 
 
 def normed(x, norm):
@@ -59,10 +59,10 @@ def flat_qkv_rope_append(shape, scaled, weight, bias, squares=None, **places):
 
 
 def in_their_places(qkv, positions, slot_mapping, cos_sin, query, key_cache, value_cache):
-    """Queries and keys turned; one token after the other appended."""
+    """Queries and keys rotated; one token after the other appended."""
     heads, kv_heads, head_dim = query.shape[1], *key_cache.shape[2:]
     qkv = qkv.reshape(len(query), -1, head_dim)
-    found = turned(qkv[:, : heads + kv_heads], positions, head_dim, False)
+    found = rotated(qkv[:, : heads + kv_heads], positions, head_dim, False)
     caches = [cache.astype(np.float64) for cache in (key_cache, value_cache)]
     for token, slot in enumerate(slot_mapping):
         if slot >= 0:

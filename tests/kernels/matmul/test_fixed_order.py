@@ -27,7 +27,7 @@ def product(x, weight, bias=None, out_dtype=None):
     [(BFLOAT16, FLOAT32, 33, 136), (FLOAT16, FLOAT16, 9, 72), (FLOAT32, FLOAT32, 5, 20), (BFLOAT16, FLOAT32, 9, 67)],
 )
 def test_a_row_is_the_same_alone_and_among_others(dtype, out_dtype, n, k):
-    """Rows of 16 bytes, and rows that are not (67), where the stand-in multiplies."""
+    """Rows of 16 bytes, and rows that are not (67), where the fallback multiplies."""
     x, weight, bias = random((max(ROWS), k), dtype, 0), random((n, k), dtype, 1), random(n, out_dtype, 2)
     whole = product(x, weight, bias, out_dtype)
     for rows in ROWS[:-1]:

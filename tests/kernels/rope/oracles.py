@@ -9,11 +9,11 @@ def frequencies(rotary_dim):
 
 
 def rope(shape, x, positions, cos_sin, out):
-    """x with its pairs turned."""
-    return dict(out=turned(x, positions, cos_sin.shape[1], shape["interleaved"]))
+    """x with its pairs rotated."""
+    return dict(out=rotated(x, positions, cos_sin.shape[1], shape["interleaved"]))
 
 
-def turned(x, positions, rotary_dim, interleaved):
+def rotated(x, positions, rotary_dim, interleaved):
     """The pairs of x [T, heads, head_dim] as complex numbers: (a + ib) e^(i angle)."""
     found = x.astype(np.float64)
     part = found[..., :rotary_dim]

@@ -84,7 +84,7 @@ def attention(
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     if not is_split(query):
         tiles = None if dtype_name(query.dtype) == "float32" else small_tiles(sizes.head_dim)  # float32 has one tiling per head_dim
-        VARIANTS.stand_in("fixed_split").attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
+        VARIANTS.fallback("fixed_split").attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
         return
     longest = query_len_bound(max_query_len, sizes)
     shapes, needed = states_of(sizes), warps or warps_of(longest * sizes.group)

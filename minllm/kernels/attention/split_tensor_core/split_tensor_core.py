@@ -110,7 +110,7 @@ def shape_of(sizes, sm_count=None, unified=False):
 def workspace_shapes(query, key_cache, block_tables, splits=None, sm_count=None, shape=None, unified=False):
     """The states of heads that several blocks share: name -> (shape, dtype). Pass the same options here and to `attention`."""
     if dtype_name(query.dtype) == "float32":
-        return VARIANTS.stand_in("split_tensor_core").workspace_shapes(query, key_cache, block_tables, splits, sm_count)
+        return VARIANTS.fallback("split_tensor_core").workspace_shapes(query, key_cache, block_tables, splits, sm_count)
     sizes = sizes_of(query, key_cache, block_tables)
     blocks = shapes.grid_of(sizes, splits, sm_count, shape or shape_of(sizes, sm_count, unified))
     _, heads = shapes.head_tiles_of(sizes.group, sizes.head_dim)
@@ -135,7 +135,7 @@ def attention(
     if dtype_name(query.dtype) == "float32":
         check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
         options = (scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
-        VARIANTS.stand_in("split_tensor_core").attention(*inputs, *options)
+        VARIANTS.fallback("split_tensor_core").attention(*inputs, *options)
         return
     if all(option is None for option in (splits, shape, phi, lse)):
         clusters = VARIANTS["split_cluster"]

@@ -81,7 +81,7 @@ def matmul_fixed_order(x, weight, out, bias=None, stream=None) -> None:
         VARIANTS["vectorized"](x, weight, out, bias, stream)
         return
     if not vectors_per_row(k, x, weight):
-        VARIANTS.stand_in("fixed_order")(x, weight, out, bias, stream)
+        VARIANTS.fallback("fixed_order")(x, weight, out, bias, stream)
         return
     launch(x, weight, out, bias, stream, gated=False)
 

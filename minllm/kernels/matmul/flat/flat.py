@@ -75,7 +75,7 @@ def matmul_flat(x, weight, out, bias=None, stream=None, tiling: FlatTiling | Fla
     if fits_flat(x, weight):
         launch_flat(x, weight, out, bias, stream, tiling, gated=False)
     else:
-        VARIANTS.stand_in("flat")(x, weight, out, bias, stream)
+        VARIANTS.fallback("flat")(x, weight, out, bias, stream)
 
 
 def gated_flat(x, gate_up, out, stream=None, tiling: FlatTiling | FlatWgmmaTiling | None = None) -> None:

@@ -22,7 +22,7 @@ from minllm.kernels.matmul.flat.deferred_norm import items_per_thread, make_inve
 from minllm.kernels.matmul.flat.mainloop import make_mainloop
 from minllm.kernels.matmul.flat.output import PADDING
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.rope.rotate import make_turn
+from minllm.kernels.rope.rotate import make_rotate
 from minllm.kernels.vector import vector_access
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
@@ -43,25 +43,25 @@ def make_epilogue(columns: int, tokens: int, writers: int, dtype: str, head_dim:
     half, stride, eights = head_dim // 2, 2 * columns + PADDING, columns // 8
     items, tokens_apart = items_per_thread(tokens, columns, writers), writers // eights
     _, _, store = vector_access(dtype)
-    load_angles, turn = make_turn(dtype, head_dim)
+    load_angles, rotate = make_rotate(dtype, head_dim)
     load_squares, _, inverse_rms = make_inverse_rms(columns, parts)
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare_item(i, kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer):
+    def prepare_item(i, kept, squares, positions, slot_mapping, cos_sin, rotated, first_pair, m, writer):
         token = min(int32(writer // eights + i * tokens_apart), int32(m - 1))
         position, kept.slots[i] = positions[token], slot_mapping[token]
         if squares is not None:
             kept.squares[i] = load_squares(squares, token, writer)
-        if turned:
+        if rotated:
             load_angles(cos_sin, int64(position), first_pair, kept.cosines[i], kept.sines[i])
 
     prepare_items = unrolled(prepare_item, items)
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer):
-        """Load the operands of this thread's pairs; turned: whether their head rotates."""
+    def prepare(kept, squares, positions, slot_mapping, cos_sin, rotated, first_pair, m, writer):
+        """Load the operands of this thread's pairs; rotated: whether their head rotates."""
         ptx.griddepcontrol_wait()
-        prepare_items(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer)
+        prepare_items(kept, squares, positions, slot_mapping, cos_sin, rotated, first_pair, m, writer)
 
     @cuda.jit(device=True, forceinline=True)
     def eight_sums(values, scale, bias, sums, start, place, row):
@@ -92,7 +92,7 @@ def make_epilogue(columns: int, tokens: int, writers: int, dtype: str, head_dim:
         eight_sums(a, scale, bias, sums, start, place, row)
         eight_sums(b, scale, bias, sums, start, place + columns, row + half)
         if head < heads + kv_heads:
-            turn(a, b, 0, kept.cosines[i], kept.sines[i])
+            rotate(a, b, 0, kept.cosines[i], kept.sines[i])
         if token < m and head < heads:
             store_halves(query, int64(token * heads + head) * head_dim + first_pair, a, b)
         elif token < m and kept.slots[i] >= 0:
@@ -148,8 +148,8 @@ def rope_append_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, head_di
         slots, shares = cuda.local.array(items, int32), cuda.local.array(items, float32)
         kept = Kept(shares, slots, cuda.local.array((items, 8), float32), cuda.local.array((items, 8), float32))
         if thread < consumers:
-            turned = head < query.shape[1] + key_cache.shape[1]
-            prepare(kept, squares, positions, slot_mapping, cos_sin, turned, first_pair, m, writer)
+            rotated = head < query.shape[1] + key_cache.shape[1]
+            prepare(kept, squares, positions, slot_mapping, cos_sin, rotated, first_pair, m, writer)
             consume(memory, sums_at, ring, share, thread)
         elif thread == consumers:
             produce(x_map, weight_map, ring, share)

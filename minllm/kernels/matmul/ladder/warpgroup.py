@@ -107,12 +107,12 @@ def warpgroup_kernel(dtype: str, paired: bool):
 
 
 def launch_tiles(variant: str, make_kernel, threads: int, shared_bytes: int, x, weight, out, bias, stream) -> None:
-    """Check the arguments and launch make_kernel(dtype, paired) with one block per tile of out, or the variant's stand-in."""
+    """Check the arguments and launch make_kernel(dtype, paired) with one block per tile of out, or the variant's fallback."""
     m, n, k = check_arguments(x, weight, out, bias, HALF_DTYPES)
     if m == 0 or n == 0:
         return
     if not rows_begin_on(16, x, weight) or not has_wgmma(x):
-        VARIANTS.stand_in(variant)(x, weight, out, bias, stream)
+        VARIANTS.fallback(variant)(x, weight, out, bias, stream)
         return
     chosen = make_kernel(x.dtype.name, out.dtype == x.dtype and rows_begin_on(4, out))
     x_map, weight_map = tensor_map(x, (X.rows, X.columns)), tensor_map(weight, (WEIGHT.rows, WEIGHT.columns))

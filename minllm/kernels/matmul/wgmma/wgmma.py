@@ -308,7 +308,7 @@ def matmul_wgmma(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | N
         run(x, weight, out, bias, residual, stream, tiling, gated=False)
     else:
         check(residual is None, f"x is {x.dtype} {list(x.shape)}; for a residual its rows must begin on multiples of 16 bytes")
-        VARIANTS.stand_in("wgmma")(x, weight, out, bias, stream)
+        VARIANTS.fallback("wgmma")(x, weight, out, bias, stream)
 
 
 def matmul_silu_and_multiply(x, gate_up, out, stream=None, tiling: WgmmaTiling | None = None) -> None:

@@ -17,7 +17,7 @@ from numba import cuda, float32, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.rope.rotate import check_cos_sin, make_turn, vectors_of_half_a_head
+from minllm.kernels.rope.rotate import check_cos_sin, make_rotate, vectors_of_half_a_head
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
@@ -56,7 +56,7 @@ def rope_vector_kernel(dtype, head_dim):
     """The kernel for `head_dim` components of `dtype`, all of which rotate, half-split, in whole aligned vectors."""
     width, _, store = vector_access(dtype)
     unpack, half, words_held = vector_unpack(dtype), head_dim // 2, HEADS_PER_THREAD * 8  # 4 words per half
-    load_angles, turn = make_turn(dtype, head_dim)
+    load_angles, rotate = make_rotate(dtype, head_dim)
 
     @kernel(dependent_launch=True)
     def rope_vector_kernel(x, positions, cos_sin, out):
@@ -80,7 +80,7 @@ def rope_vector_kernel(dtype, head_dim):
             if head < heads:
                 unpack(words, 8 * r, a, 0)
                 unpack(words, 8 * r + 4, b, 0)
-                turn(a, b, 0, cosine, sine)
+                rotate(a, b, 0, cosine, sine)
                 store(out, (token * heads + head) * head_dim + i, a, 0)
                 store(out, (token * heads + head) * head_dim + half + i, b, 0)
 
