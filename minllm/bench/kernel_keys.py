@@ -48,7 +48,7 @@ except ImportError:  # in commits without this module
 
 SHARED_KEYS = "MINLLM_KERNEL_KEYS"  # the environment variable with the file of `share_keys`
 SOURCES = {}  # {(file, line, name): result of `numbered` for the function there}
-# variants that only lessons launch
+# variants that no recorded step launches: rungs of the lessons, and those of float32
 FIRST_RUNGS = ("matmul/naive", "matmul/tiled", "matmul/vectorized", "matmul/warpgroup", "matmul/warp_specialized",
                "matmul/warp_per_row", "matmul/int4_naive",
                "attention/materialized", "attention/flash_attention_1", "attention/split_kv", "attention/split_merge",

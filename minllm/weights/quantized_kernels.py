@@ -9,7 +9,6 @@ others     on Hopper the mixed-input GEMM beyond that; elsewhere a GEMV for up t
 
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,16 +40,11 @@ from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
 from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.format import LinearKernels
 
+GEMV, WIDENED, FLAT, WGMMA = "gemv", "widened", "flat", "wgmma"
 TENSOR_CORE_GEMV, BATCHED_GEMV = "tensor_core_gemv", "batched_gemv"
-OF_CODES = ("gemv", "flat", "wgmma")  # variants that multiply the codes themselves
 FEWEST_ROWS_OF_TILES = 2  # fewest rows of x for which tiles are decoded for tensor cores, if the batched GEMV is not chosen
 MOST_ROWS_OF_SHORT_GROUPS = 8  # most rows of x for the batched GEMV with groups of fewer inputs than LONG_GROUP
 MOST_ROWS_OF_FLAT_CODES = 64  # most rows of x for the flat GEMM over codes; at 256 wgmma is faster for every weight
-
-
-def choose(x: Any, weight: Any) -> str:
-    """ "gemv" for at most MOST_ROWS_OF_GEMV rows of x if a row of codes is whole 16-byte loads, else "widened"."""
-    return "gemv" if x.shape[0] <= MOST_ROWS_OF_GEMV and weight.codes.shape[1] % 16 == 0 else "widened"
 
 
 def on_hopper(array: Any) -> bool:
@@ -58,129 +52,144 @@ def on_hopper(array: Any) -> bool:
     return not isinstance(array, np.ndarray) and current_device().compute_capability == HOPPER
 
 
+def suits_tensor_cores(one_row: tensor_core_gemv.Format, x: Any, weight: Any) -> bool:
+    """Whether the GEMV on tensor cores is the fastest, which quantises x itself; other kernels run faster in the simulator."""
+    in_simulator = isinstance(weight.codes, np.ndarray)
+    return not in_simulator and not isinstance(x, QuantizedRows) and tensor_core_gemv.fits(one_row, x, weight)
+
+
+def choose_anywhere(x: Any, weight: Any) -> str:
+    """The variant of every GPU: a GEMV for few rows of x if a row of codes is whole 16-byte loads, else the widened matrix."""
+    return GEMV if x.shape[0] <= MOST_ROWS_OF_GEMV and weight.codes.shape[1] % 16 == 0 else WIDENED
+
+
+def choose_w8a8(one_row: tensor_core_gemv.Format, x: Any, weight: Any) -> str:
+    """The variant of int8 or fp8; on Hopper the GEMMs over codes were faster on an H200 from one row on."""
+    if suits_tensor_cores(one_row, x, weight):
+        return TENSOR_CORE_GEMV
+    if on_hopper(weight.codes) and rows_begin_on(16, weight.codes):
+        return FLAT if x.shape[0] <= MOST_ROWS_OF_FLAT_CODES else WGMMA
+    return choose_anywhere(x, weight)
+
+
+def choose_four_bits(one_row: tensor_core_gemv.Format, few_rows: batched_gemv.Format, x: Any, weight: Any) -> str:
+    """The variant of int4 or NF4; on Hopper the batched GEMV, which splits K over a cluster, or the mixed-input GEMM."""
+    if suits_tensor_cores(one_row, x, weight):
+        return TENSOR_CORE_GEMV
+    has_long_groups = x.shape[1] // gemm.scale_arrays(weight)[0].shape[0] >= LONG_GROUP
+    few = x.shape[0] <= (batched_gemv.MOST_ROWS if has_long_groups else MOST_ROWS_OF_SHORT_GROUPS)
+    if few and on_hopper(weight.codes) and batched_gemv.fits(few_rows, x, weight):
+        return BATCHED_GEMV
+    return choose_mixed_input(x, weight)
+
+
 def choose_mixed_input(x: Any, weight: Any) -> str:
-    """The mixed-input GEMM for the rows of x for which a GEMV took longer on an H100; else `choose`."""
+    """The variant of int8 in groups: the mixed-input GEMM for the rows of x for which a GEMV took longer on an H100."""
     is_faster = x.shape[0] >= FEWEST_ROWS_OF_TILES and on_hopper(weight.codes) and gemm.fits(x, weight)
-    return "wgmma" if is_faster else choose(x, weight)
+    return WGMMA if is_faster else choose_anywhere(x, weight)
 
 
 def choose_fp8_block(x: Any, weight: Any) -> str:
     """The variant of fp8 in blocks; thresholds measured on an H200."""
-    return "wgmma" if x.shape[0] > 1 and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight) else choose(x, weight)
+    return WGMMA if x.shape[0] > 1 and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight) else choose_anywhere(x, weight)
 
 
-def gated_fp8_block(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-    """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
-    fits = variant == "wgmma" and out_dtype in HALF_DTYPES and fp8_block_wgmma.fits(weight)
-    return fp8_block_wgmma.gated_fp8_block_wgmma if fits else None
+def make_gated(launchers: Mapping[str, Callable], fits_wgmma: Callable[[Any, Any], bool], any_dtype: bool = False) -> Callable:
+    """LinearKernels.gated by the launchers that fuse silu(gate) * up. any_dtype: wgmma's takes outputs of float32, too."""
+
+    def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Callable | None:
+        if variant in (TENSOR_CORE_GEMV, BATCHED_GEMV):
+            fits = out_dtype == x.dtype
+        else:
+            fits = (any_dtype or out_dtype in HALF_DTYPES) and (variant != WGMMA or fits_wgmma(x, weight))
+        return launchers.get(variant) if fits else None
+
+    return gated
 
 
-def choose_w8a8(x: Any, weight: Any) -> str:
-    """The variant of W8A8: on Hopper the GEMMs over codes, which were faster on an H200 from one row on."""
-    if not on_hopper(weight.codes) or not rows_begin_on(16, weight.codes):
-        return choose(x, weight)
-    return "flat" if x.shape[0] <= MOST_ROWS_OF_FLAT_CODES else "wgmma"
+def fits_normed(one_row: tensor_core_gemv.Format, x: Any, weight: Any) -> bool:
+    """Whether the GEMV fused with the norm before it supports these arrays.
+
+    x * norm is rounded before the division by the root mean square. Large activations would overflow float16, but not codes.
+    """
+    return tensor_core_gemv.fits(one_row, x, weight) and (one_row.multiplies_codes or x.dtype != np.float16)
 
 
-def w8a8(code: str, dtype: str, gemv: Any, widen: Any) -> LinearKernels:
-    """The kernels of W8A8. code: "int8" or "fp8"; dtype: that of the codes on tensor cores."""
-    quantise, on_tensor_cores = functools.partial(quantize_rows, code=code), {"flat": tensor_core.run_flat, "wgmma": tensor_core.run_wgmma}
-    products = {variant: tensor_core.make_gemm(run, dtype) for variant, run in on_tensor_cores.items()}
-    gated = {variant: tensor_core.make_gated_gemm(run, dtype) for variant, run in on_tensor_cores.items()}
+def of_one_row(one_row: tensor_core_gemv.Format) -> dict[str, Any]:
+    """The fields of LinearKernels for one row of x: the GEMV on tensor cores with its fusions."""
+    return dict(
+        fits_normed=functools.partial(fits_normed, one_row),
+        normed_linear=tensor_core_gemv.make_gemv(one_row),
+        normed_gated=tensor_core_gemv.make_gated_gemv(one_row),
+        normed_qkv=tensor_core_gemv.make_qkv_gemv(one_row),
+    )
+
+
+def w8a8(code: str, dtype: str, gemv: Any, widen: Any, one_row: tensor_core_gemv.Format) -> LinearKernels:
+    """The kernels of int8 or fp8. code: the format's name; dtype: that of the codes on tensor cores."""
+    quantise, of_codes, fused = functools.partial(quantize_rows, code=code), (GEMV, FLAT, WGMMA), of_one_row(one_row)
+    runs = {FLAT: tensor_core.run_flat, WGMMA: tensor_core.run_wgmma}
+    products = {variant: tensor_core.make_gemm(run, dtype) for variant, run in runs.items()}
+    gated = {variant: tensor_core.make_gated_gemm(run, dtype) for variant, run in runs.items()}
     return LinearKernels(
-        variants={"gemv": gemv, "widened": make_widened(widen), **products},
-        choose=choose_w8a8,
-        most_rows={"gemv": MOST_ROWS_OF_GEMV, "flat": MOST_ROWS_OF_FLAT},
-        activations={"widened": functools.partial(quantise, as_numbers=True)} | dict.fromkeys(OF_CODES, quantise),
-        normed_activations=dict.fromkeys(OF_CODES, functools.partial(rms_norm_quantized, code=code)),
-        gated_activations=dict.fromkeys(OF_CODES, functools.partial(silu_and_multiply_quantized, code=code)),
-        workspaces={"widened": widened_matrix_and_sums},
-        gated=lambda variant, x, weight, out_dtype: gated.get(variant) if out_dtype in HALF_DTYPES else None,
+        variants={GEMV: gemv, WIDENED: make_widened(widen), **products, TENSOR_CORE_GEMV: fused["normed_linear"]},
+        choose=functools.partial(choose_w8a8, one_row),
+        most_rows={GEMV: MOST_ROWS_OF_GEMV, FLAT: MOST_ROWS_OF_FLAT, TENSOR_CORE_GEMV: 1},
+        activations={WIDENED: functools.partial(quantise, as_numbers=True)} | dict.fromkeys(of_codes, quantise),
+        normed_activations=dict.fromkeys(of_codes, functools.partial(rms_norm_quantized, code=code)),
+        gated_activations=dict.fromkeys(of_codes, functools.partial(silu_and_multiply_quantized, code=code)),
+        workspaces={WIDENED: widened_matrix_and_sums},
+        gated=make_gated(gated | {TENSOR_CORE_GEMV: fused["normed_gated"]}, lambda x, weight: True),
+        **fused,
     )
 
 
-def dequantized(gemv: Any, dequantize: Any, activations: Mapping[str, Any] = MappingProxyType({})) -> LinearKernels:
-    """Kernels of weights with several scales per row: a GEMV, and for more rows of x the widened matrix."""
-    return LinearKernels(
-        variants={"gemv": gemv, "widened": make_dequantized(dequantize)},
-        choose=choose,
-        most_rows={"gemv": MOST_ROWS_OF_GEMV},
-        activations=activations,
-        workspaces={"widened": widened_matrix},
-    )
-
-
-def with_mixed_input(kernels: LinearKernels, launcher: Any, gated_launcher: Any) -> LinearKernels:
-    """These kernels and the mixed-input GEMM as "wgmma". launcher, gated_launcher: without and with silu(gate) * up."""
-    return kernels._replace(
-        variants={**kernels.variants, "wgmma": launcher},
-        choose=choose_mixed_input,
-        gated=lambda variant, x, weight, out_dtype: gated_launcher if variant == "wgmma" and gemm.fits(x, weight, True) else None,
-    )
-
-
-INT8 = w8a8("int8", "int8", int8.int8_gemv, int8.widen_int8)
-FP8 = w8a8("fp8", "float8_e4m3fn", fp8.fp8_gemv, fp8.widen_fp8)
-INT4, NF4 = dequantized(int4.int4_gemv, int4.dequantize_int4), dequantized(nf4.nf4_gemv, nf4.dequantize_nf4)
-INT4 = with_mixed_input(INT4, int4_gemm, gated_int4_gemm)
-NF4 = with_mixed_input(NF4, nf4_gemm, gated_nf4_gemm)
-INT8_GROUPS = dequantized(int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups)
-INT8_GROUPS = with_mixed_input(INT8_GROUPS, int8_group_gemm, gated_int8_group_gemm)
-ROW_GROUPS = {"gemv": quantize_row_groups, "wgmma": quantize_row_groups, "widened": functools.partial(quantize_row_groups, as_numbers=True)}
-FP8_BLOCK = dequantized(fp8_block.fp8_block_gemv, fp8_block.dequantize_fp8_block, ROW_GROUPS)
-FP8_BLOCK = FP8_BLOCK._replace(
-    variants={**FP8_BLOCK.variants, "wgmma": fp8_block_wgmma.fp8_block_wgmma}, choose=choose_fp8_block, gated=gated_fp8_block,
-)  # fmt: skip
-
-
-def with_variant(
-    kernels: LinearKernels, name: str, launchers: tuple[Any, Any], is_chosen: Callable[[Any, Any], bool], most_rows: int
+def four_bits(
+    gemv: Any, dequantize: Any, tiles: Any, gated_tiles: Any, one_row: tensor_core_gemv.Format, few_rows: batched_gemv.Format
 ) -> LinearKernels:
-    """These kernels and the variant `name`, used if is_chosen. launchers: (matmul, fused silu(gate) * up)."""
-    gemv, gated_gemv = launchers
-
-    def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Any:
-        if variant == name:
-            return gated_gemv if out_dtype == x.dtype else None
-        return kernels.gated(variant, x, weight, out_dtype)
-
-    return kernels._replace(
-        variants={**kernels.variants, name: gemv},
-        choose=lambda x, weight: name if is_chosen(x, weight) else kernels.choose(x, weight),
-        most_rows={**kernels.most_rows, name: most_rows},
-        gated=gated,
+    """The kernels of int4 or NF4. tiles, gated_tiles: the mixed-input GEMM, without and with silu(gate) * up."""
+    fused, batched, gated_batched = of_one_row(one_row), batched_gemv.make_gemv(few_rows), batched_gemv.make_gated_gemv(few_rows)
+    gated = {WGMMA: gated_tiles, TENSOR_CORE_GEMV: fused["normed_gated"], BATCHED_GEMV: gated_batched}
+    several = {WIDENED: make_dequantized(dequantize), WGMMA: tiles, BATCHED_GEMV: batched}
+    return LinearKernels(
+        variants={GEMV: gemv, **several, TENSOR_CORE_GEMV: fused["normed_linear"]},
+        choose=functools.partial(choose_four_bits, one_row, few_rows),
+        most_rows={GEMV: MOST_ROWS_OF_GEMV, BATCHED_GEMV: batched_gemv.MOST_ROWS, TENSOR_CORE_GEMV: 1},
+        workspaces={WIDENED: widened_matrix},
+        gated=make_gated(gated, fits_gated_tiles, any_dtype=True),
+        **fused,
     )
 
 
-def with_tensor_core_gemv(kernels: LinearKernels, found: tensor_core_gemv.Format) -> LinearKernels:
-    """These kernels and, for one row of x, the GEMV on tensor cores with its fusions; it quantises x itself."""
-    gemv, gated_gemv, fits = tensor_core_gemv.make_gemv(found), tensor_core_gemv.make_gated_gemv(found), tensor_core_gemv.fits
-
-    def is_chosen(x: Any, weight: Any) -> bool:
-        in_simulator = isinstance(weight.codes, np.ndarray)  # other kernels run faster there
-        return not in_simulator and not isinstance(x, QuantizedRows) and fits(found, x, weight)
-
-    def fits_normed(x: Any, weight: Any) -> bool:
-        # x * norm is rounded before the division by the root mean square. Large activations would overflow float16, but not codes.
-        return fits(found, x, weight) and (found.multiplies_codes or x.dtype != np.float16)
-
-    return with_variant(kernels, TENSOR_CORE_GEMV, (gemv, gated_gemv), is_chosen, 1)._replace(
-        fits_normed=fits_normed, normed_linear=gemv, normed_gated=gated_gemv, normed_qkv=tensor_core_gemv.make_qkv_gemv(found)
-    )
+def fits_gated_tiles(x: Any, weight: Any) -> bool:
+    """Whether the mixed-input GEMM fused with silu(gate) * up supports these arrays."""
+    return gemm.fits(x, weight, True)
 
 
-def with_batched_gemv(kernels: LinearKernels, found: batched_gemv.Format) -> LinearKernels:
-    """These kernels with the batched GEMV, which splits K over a cluster, for up to 16 rows of x on Hopper."""
-    launchers = batched_gemv.make_gemv(found), batched_gemv.make_gated_gemv(found)
-
-    def is_chosen(x: Any, weight: Any) -> bool:
-        has_long_groups = x.shape[1] // gemm.scale_arrays(weight)[0].shape[0] >= LONG_GROUP
-        few = x.shape[0] <= (batched_gemv.MOST_ROWS if has_long_groups else MOST_ROWS_OF_SHORT_GROUPS)
-        return few and on_hopper(weight.codes) and batched_gemv.fits(found, x, weight)
-
-    return with_variant(kernels, BATCHED_GEMV, launchers, is_chosen, batched_gemv.MOST_ROWS)
-
-
-INT4, NF4 = with_batched_gemv(INT4, batched_gemv.INT4), with_batched_gemv(NF4, batched_gemv.NF4)
-INT8, FP8 = with_tensor_core_gemv(INT8, tensor_core_gemv.INT8), with_tensor_core_gemv(FP8, tensor_core_gemv.FP8)
-INT4, NF4 = with_tensor_core_gemv(INT4, tensor_core_gemv.INT4), with_tensor_core_gemv(NF4, tensor_core_gemv.NF4)
+INT8 = w8a8("int8", "int8", int8.int8_gemv, int8.widen_int8, tensor_core_gemv.INT8)
+FP8 = w8a8("fp8", "float8_e4m3fn", fp8.fp8_gemv, fp8.widen_fp8, tensor_core_gemv.FP8)
+INT4 = four_bits(int4.int4_gemv, int4.dequantize_int4, int4_gemm, gated_int4_gemm, tensor_core_gemv.INT4, batched_gemv.INT4)
+NF4 = four_bits(nf4.nf4_gemv, nf4.dequantize_nf4, nf4_gemm, gated_nf4_gemm, tensor_core_gemv.NF4, batched_gemv.NF4)
+INT8_GROUPS = LinearKernels(
+    variants={GEMV: int8_groups.int8_group_gemv, WIDENED: make_dequantized(int8_groups.dequantize_int8_groups), WGMMA: int8_group_gemm},
+    choose=choose_mixed_input,
+    most_rows={GEMV: MOST_ROWS_OF_GEMV},
+    workspaces={WIDENED: widened_matrix},
+    gated=make_gated({WGMMA: gated_int8_group_gemm}, fits_gated_tiles, any_dtype=True),
+)
+FP8_BLOCK = LinearKernels(
+    variants={
+        GEMV: fp8_block.fp8_block_gemv,
+        WIDENED: make_dequantized(fp8_block.dequantize_fp8_block),
+        WGMMA: fp8_block_wgmma.fp8_block_wgmma,
+    },
+    choose=choose_fp8_block,
+    most_rows={GEMV: MOST_ROWS_OF_GEMV},
+    activations={
+        GEMV: quantize_row_groups,
+        WIDENED: functools.partial(quantize_row_groups, as_numbers=True),
+        WGMMA: quantize_row_groups,
+    },
+    workspaces={WIDENED: widened_matrix},
+    gated=make_gated({WGMMA: fp8_block_wgmma.gated_fp8_block_wgmma}, lambda x, weight: fp8_block_wgmma.fits(weight)),
+)

@@ -264,7 +264,7 @@ def test_hopper_multiplies_codes_as_they_are(monkeypatch):
         codes = Codes()
 
     def chosen(rows):
-        return quantized_kernels.choose_w8a8(np.zeros((rows, 32), BFLOAT16), Weight())
+        return quantized_kernels.INT8.choose(np.zeros((rows, 32), BFLOAT16), Weight())
 
     class Device:
         compute_capability = (9, 0)

@@ -45,6 +45,12 @@ class Nf4Arrays(NamedTuple):
     outputs: int
 
 
+def nf4_arrays(weight) -> tuple[bool, Nf4Arrays]:
+    """Return (whether there are nested scales, the arrays of an Nf4Weight for the GEMVs)."""
+    flat = dict(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
+    return weight.nested is not None, Nf4Arrays(*weight, len(weight.codes))._replace(**flat)
+
+
 @cuda.jit(device=True)
 def look_up(words, table, values):
     """values[0 : 32] = the table entries of the codes in four words; the first code of a byte is its upper nibble."""

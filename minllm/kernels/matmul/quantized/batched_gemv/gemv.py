@@ -32,7 +32,7 @@ from minllm.kernels.matmul.quantized.batched_gemv.nf4 import make_nf4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.outputs import GATED, PLAIN
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, BatchedGemvTiling
 from minllm.kernels.matmul.quantized.int4_codes import int4_arrays, takes_int4
-from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
+from minllm.kernels.matmul.quantized.nf4 import nf4_arrays
 from minllm.kernels.matmul.quantized.row_pairs import PAIRS
 from minllm.runtime.device import SHARED_BYTES_PER_BLOCK, is_assumed, sms_here
 from minllm.runtime.kernel import check, launch
@@ -56,8 +56,8 @@ def int4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple
 
 def nf4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
     """Return the Decoder of an Nf4Weight, and its arrays."""
-    arrays = Nf4Arrays(*weight, len(weight.codes))._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
-    return make_nf4_decoder(dtype, tiling.threads, weight.nested is not None), arrays
+    is_nested, arrays = nf4_arrays(weight)
+    return make_nf4_decoder(dtype, tiling.threads, is_nested), arrays
 
 
 INT4 = Format("int4", takes_int4, int4_decoder)

@@ -33,7 +33,7 @@ from minllm.kernels.matmul.arguments import HALF_DTYPES, check_norm
 from minllm.kernels.matmul.qkv_arguments import check_qkv
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, MOST_CODE_BYTES, check_out
 from minllm.kernels.matmul.quantized.int4_codes import int4_arrays, takes_int4
-from minllm.kernels.matmul.quantized.nf4 import Nf4Arrays
+from minllm.kernels.matmul.quantized.nf4 import nf4_arrays
 from minllm.kernels.matmul.quantized.row_pairs import PAIRS
 from minllm.kernels.matmul.quantized.tensor_core_gemv import codes, int4, nf4
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling, tensor_core_gemv_kernel
@@ -72,8 +72,8 @@ def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tu
 
 def nf4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
     """Return the Operand of an Nf4Weight, and its arrays."""
-    arrays = Nf4Arrays(*weight, len(weight.codes))._replace(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
-    return nf4.make_nf4_operand(k, tiling, dtype, weight.nested is not None), arrays
+    is_nested, arrays = nf4_arrays(weight)
+    return nf4.make_nf4_operand(k, tiling, dtype, is_nested), arrays
 
 
 def codes_operand(code: str, weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
