@@ -2,7 +2,8 @@
 
 Every page: no error in the console, no failed request, none that leaves the site; mathematics and diagrams drawn; links that resolve;
 both colour schemes without a finding of axe; at most 1.5 MB before compression; the search index comes when the search is opened; on a
-phone no sideways scrolling but inside frames, and letters of at least 9 pixels in figures; on paper no closed block and no button.
+phone no sideways scrolling but inside frames, and letters of at least 9 pixels in figures; on paper no closed block and no button. Old
+addresses of lessons open the new ones.
 Needs Chromium.
 """
 
@@ -36,11 +37,15 @@ pytestmark = [
 ]
 
 
-def addresses() -> list[str]:
-    """Every page but the package's sources, of which two stand for all."""
-    pages = [path.parent.relative_to(SITE).as_posix() + "/" for path in sorted(SITE.rglob("index.html"))]
+REFRESH = 'http-equiv="refresh"'  # a page at an old address, which opens another at once
+
+
+def addresses(moved: bool = False) -> list[str]:
+    """Every page but the package's sources, of which two stand for all; those at old addresses apart from the others."""
+    found = (path for path in sorted(SITE.rglob("index.html")) if (REFRESH in path.read_text(encoding="utf-8")) == moved)
+    pages = [path.parent.relative_to(SITE).as_posix() + "/" for path in found]
     written = ["" if page == "./" else page for page in pages if not page.startswith("source/")]
-    return written + [page for page in SOURCE_PAGES if (SITE / page).exists()]
+    return written + [page for page in SOURCE_PAGES if (SITE / page).exists() and not moved]
 
 
 PAGES = addresses() if SITE.exists() else []
@@ -177,7 +182,7 @@ def test_links_of_all_pages_lead_somewhere():
             ids[path] = {element["id"] for element in bs4.BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find_all(id=True)}
         return ids[path]
 
-    for address in PAGES:
+    for address in PAGES + addresses(moved=True):
         html = bs4.BeautifulSoup((SITE / address / "index.html").read_text(encoding="utf-8"), "html.parser")
         for element, attribute in [(one, "href") for one in html.select("a[href], link[href]")] + [
             (one, "src") for one in html.select("[src]")
@@ -190,6 +195,17 @@ def test_links_of_all_pages_lead_somewhere():
             if not path.exists() or (fragment and path.suffix == ".html" and fragment not in anchors(path)):
                 broken.append(f"{address}: {element[attribute]}")
     assert broken == []
+
+
+def test_old_addresses_of_lessons_open_the_new_ones(browser, base):
+    opened = []
+    for address in addresses(moved=True):
+        visit = Visit(browser, base, address)
+        visit.page.wait_for_url("**/lessons/*a_*/")
+        opened.append((address, visit.page.locator("h1").inner_text()[:3], visit.problems))
+        visit.close()
+    old = ("lessons/05_the_ladder_of_matrix_products/", "lessons/16_batching_many_requests/")
+    assert opened == [(old[0], "5a.", []), (old[1], "16a", [])]
 
 
 def test_search_finds_a_lesson_and_a_term(browser, base):
