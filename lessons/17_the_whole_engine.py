@@ -209,10 +209,12 @@ def simulated(steps_ahead):
 
 turns, texts = simulated(steps_ahead=0)
 overlapped, texts_overlapped = simulated(steps_ahead=1)
-assert texts == texts_overlapped and turns.bubbles() and not overlapped.bubbles()
 for name, machine in (("taking turns", turns), ("overlapped", overlapped)):
     end = machine.spans[-1].end / 1e3
     print(f"{name:13} {end:5.2f} ms, GPU busy {100 * machine.gpu_share:3.0f} %")
+
+# %% tags=["hide"]
+assert texts == texts_overlapped and turns.bubbles() and not overlapped.bubbles()
 
 # %% tags=["fold"]
 from dataclasses import replace
@@ -233,6 +235,9 @@ timeline(
 # The texts are equal and the bubbles are gone (four steps had three). Now the host waits: its work is hidden as long as
 # it takes less time than the step. A faster GPU, a smaller model or a larger batch, whose rows all need text, can make
 # the host the bottleneck again.
+#
+# !!! tip "Takeaway"
+#     Launch a step before you read the last one: the host then costs nothing as long as a step takes longer.
 #
 # ## Where the time of a step goes
 #
@@ -295,6 +300,9 @@ from minllm.course import listing
 print(listing(recorded("decode step", "", "graph replay", listed=True)))
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     The largest bar is what to shorten: weights in small batches, keys and values in large ones.
+#
 # ## What a million tokens cost
 #
 # The formula at the top needs a price, a measured rate, and the share of the paid time in which the GPU is loaded.
@@ -354,6 +362,9 @@ assert 30 < rates[2][1] / rates[0][1] < 60 and 30 < rates[3][1] / rates[1][1] < 
 # %% [markdown]
 # A full batch makes a token some forty times cheaper, although the prompts of these requests are computed as well. The
 # last tenth of a kernel's speed saves a tenth of the price; idle nights cost a factor of three.
+#
+# !!! tip "Takeaway"
+#     Full batches and few idle hours decide the price of a token, more than the last tenth of a kernel.
 #
 # ## Which chip?
 #
@@ -455,6 +466,9 @@ assert max(byte_price[c] for c in ("v100-16gb", "h200", "b200")) < 1.1 * min(
 # All of these steps are bound by memory: at 2,048 tokens of context the cache is full long before the batch reaches the
 # ridge. FLOP/s matter in the last column, the price of prompts. Several chips also cost more than the bytes on their
 # link: they have to synchronise, and the floors leave that out.
+#
+# !!! tip "Takeaway"
+#     Bandwidth costs about the same on old and new chips. Memory decides the batch, and so the price.
 
 # %% tags=["hide-input"]
 guess.against(

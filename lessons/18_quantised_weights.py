@@ -26,12 +26,14 @@
 #     r --> s["sum in float32"]
 # ```
 #
+# One output is a sum of weights $w_k$ times inputs $x_k$. The inputs are cut into groups $g$ of 32 neighbours. Each group
+# has a scale $s_g$, and each weight a code $c_k$ from 1 to 15:
+#
 # $$s_g = \frac{\max_{k \in g} |w_k|}{7}, \qquad c_k = \text{round}\frac{w_k}{s_g} + 8, \qquad
 # \mathrm{out} = \sum_g s_g \sum_{k \in g} x_k\,(c_k - 8)$$
 #
-# $g$ is a group of 32 neighbouring inputs. Activations stay in 16 bits, so this is called W4A16: weights in 4 bits,
-# activations in 16. The kernel never writes decoded weights to memory. A lane loads a byte of codes, decodes it in
-# registers, and multiplies.
+# Activations stay in 16 bits, so this is called W4A16: weights in 4 bits, activations in 16. The kernel never writes
+# decoded weights to memory. A lane loads a byte of codes, decodes it in registers, and multiplies.
 
 # %%
 from numba import cuda, float32
@@ -86,6 +88,65 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
+# ## Nibbles by hand
+#
+# Which two codes share a byte is a convention, and each file format has its own. In the kernel above they are
+# neighbours. The package's int4 packs eight codes into a word of 4 bytes so that neighbours are 16 bits apart, where a
+# kernel needs them to make a pair of bfloat16. Unpack them yourself:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("matmul.int4")
+
+# %% tags=["hide-input"]
+from minllm.course import show_source
+from minllm.kernels.matmul.ladder import int4_naive
+from minllm.kernels.matmul.quantized import int4
+
+show_source(
+    int4_naive.int4_naive_kernel,
+    folded="Now see the engine's first rung: any group, zero points, the order of the exercise",
+    notes={
+        "k = 8 * (at >> 2)": "The word, the odd byte, the upper two bytes: the table of the exercise.",
+        "total = warp_sum(total)": "32 partial sums become one.",
+    },
+)
+
+# %% [markdown]
+# When your kernel passes, it can generate text: `minllm generate --quantization int4 --variant int4_matmul=FILE`. The
+# report card then says `int4_matmul yours`.
+#
+# <!-- aside: Two codes become two floats without a conversion -->
+
+# %%
+import numpy as np
+
+from minllm.kernels.quantization.reference import pack_nibbles
+
+packed = pack_nibbles(np.arange(8, dtype=np.uint8))  # the codes 0 to 7, in order
+word = int(packed.view("<u4")[0])
+print("bytes", [f"0x{byte:02x}" for byte in packed], f"word 0x{word:08x}")
+pairs = [word >> 4 * i & 0x000F000F for i in range(4)]
+print("word >> 4 i & 0x000f000f:", [f"0x{pair:08x}" for pair in pairs])
+magic = np.uint32(pairs[1] | 0x43004300)  # 0x4300 is 128 in bfloat16, and its ulp is 1
+low, high = magic << np.uint32(16), magic & np.uint32(0xFFFF0000)
+print("as bfloat16:", np.array([low, high], np.uint32).view(np.float32))
+
+# %% tags=["hide"]
+assert [(pair & 15, pair >> 16) for pair in pairs] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+assert [(byte & 15, byte >> 4) for byte in packed] == [(0, 2), (4, 6), (1, 3), (5, 7)]
+
+# %% [markdown]
+# A shift, an `and` and an `or` turn two codes into the floats 128 + code. AWQ files have the same order along columns,
+# GPTQ files the natural order along rows, and GGUF files put input $k$ beside $k + 16$. NF4 keeps the order of
+# bitsandbytes' files: neighbours share a byte, because each byte looks up a pair of numbers in a table.
+#
+# <!-- end aside -->
+#
+# !!! tip "Takeaway"
+#     A packed file is readable only with its convention: which input each nibble belongs to, and which scale.
+#
 # ## Bytes per step
 
 # %%
@@ -111,7 +172,7 @@ assert bits_per_number == 4.5 and 2.8 < step_times < 3.2
 
 # %% [markdown]
 # The gain is less than 16 / 4.5 = 3.6, because the head, the keys and the values stay in 16 bits. It also shrinks as
-# the batch grows. A GEMM does $2M$ FLOPs per weight, in 16 bits on tensor cores. Its lower bound for $M$ tokens is the
+# the batch grows. For $M$ tokens a GEMM does $2M$ FLOPs per weight, in 16 bits on tensor cores. Its lower bound is the
 # longer of two times: reading the weights, and multiplying by them.
 
 # %% tags=["fold"]
@@ -136,17 +197,27 @@ curves(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Fewer bytes per weight help as long as reading the weights takes longer than multiplying by them.
+#
 # ## The error of a code
 #
-# Neighbouring codes stand for numbers that are $s$ apart, so the error of a number is at most $s/2$. If a number is
-# equally likely to lie anywhere between two codes, the standard deviation of the error is $s / \sqrt{12}$. Let the
-# largest number of a group be $t$ times its root mean square. Then the relative error is $t / (127 \sqrt{12})$ in int8
-# and $t / (7 \sqrt{12})$ in int4. Only $t$ matters:
+# Let the largest number of a group be $t$ times its root mean square. Then the relative error is $t / (127 \sqrt{12})$
+# in int8 and $t / (7 \sqrt{12})$ in int4. Only $t$ matters.
+#
+# ??? note "Where this comes from"
+#     Neighbouring codes stand for numbers that are one scale $s$ apart, so the error of a number is at most $s/2$. If a
+#     number is equally likely to lie anywhere between two codes, the standard deviation of its error is $s / \sqrt{12}$.
+#     The largest number has code 127 in int8 and 7 in int4, so $s$ is $t / 127$ or $t / 7$ times the root mean square.
 
 # %%
-import numpy as np
-
+import minllm
 from minllm import LLM
+from minllm.course import linear_inputs
+
+llm = LLM(device="cpu", dtype="float32", max_num_seqs=1)
+ids = llm.tokenizer.encode(minllm.held_out_text()[:3000])[:256]
+layers = linear_inputs(llm, ids)[:-1]  # qkv, output, gate and up, down; not the head
 
 
 def relative_error(x, name):
@@ -156,33 +227,18 @@ def relative_error(x, name):
     return float(np.linalg.norm(back - x) / np.linalg.norm(x))
 
 
-import minllm
-
-heard = []
-llm = LLM(device="cpu", dtype="float32", max_num_seqs=1)
-own_linear = llm.engine.ops.linear
-
-
-def listening_linear(x, linear, out_dtype=None):
-    """Records the input and the weight of each Linear."""
-    heard.append((np.array(x), linear.weight))
-    return own_linear(x, linear, out_dtype)
-
-
-llm.engine.ops.linear = listening_linear
-llm.logits(llm.tokenizer.encode(minllm.held_out_text()[:3000])[:256])
-llm.engine.ops.linear = own_linear
-layers = heard[:-1]  # qkv, output, gate and up, down of each layer; the head is last
+print("error of the first layer's four matrices, %")
 for name in ("int8", "fp8", "int4", "int4_zeros", "nf4"):
     errors = [100 * relative_error(weight, name) for _, weight in layers[:4]]
-    print(f"{name:10} error of the first layer's weights, %:", np.round(errors, 2))
+    print(f"{name:10}", *(f"{error:5.2f}" for error in errors))
+
+# %% tags=["hide"]
+assert len(layers) == 24
 weight = layers[0][1]
 groups = weight.reshape(-1, 32)
 t = np.abs(groups).max(1) / np.sqrt(np.square(groups).mean(1))
 expected = np.sqrt(np.mean(np.square(t * np.sqrt(np.square(groups).mean(1)))))
 expected /= np.sqrt(np.square(groups).mean()) * 7 * 12**0.5
-
-# %% tags=["hide"]
 assert abs(relative_error(weight, "int4") / expected - 1) < 0.1
 
 # %% [markdown]
@@ -191,6 +247,9 @@ assert abs(relative_error(weight, "int4") / expected - 1) < 0.1
 # error is smaller. fp8 has an error of 2.6 % whatever $t$ is, because the distance between floats grows with the number.
 #
 # Try it: [one matrix, its codes in each format](../docs/weight-codes.md).
+#
+# !!! tip "Takeaway"
+#     The largest number of a group sets the error of all others. Small groups, or codes placed where numbers are, help.
 #
 # ## Outliers
 #
@@ -230,46 +289,20 @@ assert worst[1] > 2 * worst[0] and 12 < codes_that_are_zero < 17
 # $\mathrm{silu}(g) \cdot u$, and the product of two large numbers is very large. It sets the scale of the whole token,
 # and one code in seven is 0. This model is small and its outliers are mild. In models of 7B and more, a few channels are
 # 20 to 100 times larger than all others in every token (Dettmers et al. 2022, Xiao et al. 2023). int8 then rounds most
-# of the others to 0. There are three remedies:
+# of the others to 0.
 #
-# - **fp8** rounds each number relative to its own size, so its line in the chart is flat.
-# - **SmoothQuant** divides such a channel of $x$ by a factor and multiplies the weight's column by the same factor,
-#   because weights have no such outliers.
-# - **W4A16** does not quantise activations. They are a small part of a decode step's bytes, so 16 bits cost little.
+# ??? note "Three remedies"
+#     - **fp8** rounds each number relative to its own size, so its line in the chart is flat.
+#     - **SmoothQuant** divides such a channel of $x$ by a factor and multiplies the weight's column by the same factor,
+#       because weights have no such outliers.
+#     - **W4A16** does not quantise activations. They are a small part of a decode step's bytes, so 16 bits cost little.
 #
-# ## Nibbles by hand
-#
-# Two codes share a byte. Which two is a convention, and each file format has its own. The package's int4 stores
-# *neighbouring codes* 16 bits apart in a word, because a kernel needs them there to make a pair of bfloat16:
-
-# %%
-from minllm.kernels.quantization.reference import pack_nibbles
-
-packed = pack_nibbles(np.arange(8, dtype=np.uint8))  # the codes 0 to 7, in order
-word = int(packed.view("<u4")[0])
-print("bytes", [f"0x{byte:02x}" for byte in packed], f"word 0x{word:08x}")
-pairs = [word >> 4 * i & 0x000F000F for i in range(4)]
-print("word >> 4 i & 0x000f000f:", [f"0x{pair:08x}" for pair in pairs])
-assert [(pair & 15, pair >> 16) for pair in pairs] == [(0, 1), (2, 3), (4, 5), (6, 7)]
-assert [(byte & 15, byte >> 4) for byte in packed] == [(0, 2), (4, 6), (1, 3), (5, 7)]
-magic = np.uint32(pairs[1] | 0x43004300)  # 0x4300 is 128 in bfloat16, and its ulp is 1
-low, high = magic << np.uint32(16), magic & np.uint32(0xFFFF0000)
-print("as bfloat16:", np.array([low, high], np.uint32).view(np.float32))
-
-# %% [markdown]
-# | byte of the word | 0 | 1 | 2 | 3 |
-# | --- | --- | --- | --- | --- |
-# | low nibble: input | 0 | 4 | 1 | 5 |
-# | high nibble: input | 2 | 6 | 3 | 7 |
-#
-# A shift, an `and` and an `or` turn two codes into the floats 128 + code, without an integer conversion. AWQ files have
-# the same order along columns, GPTQ files the natural order along rows, and GGUF files put input $k$ beside $k + 16$.
-# NF4 keeps the order of bitsandbytes' files: neighbours share a byte, because each byte looks up a pair of numbers in a
-# table.
+# !!! tip "Takeaway"
+#     Weights are easy to quantise. Activations have outliers, so they need fp8, SmoothQuant, or 16 bits.
 #
 # ## From one byte to sixteen
 #
-# The kernel from the top of this page expects neighbours in a byte:
+# The kernel at the top of this page loads one byte per lane. On four rows of 128 weights it computes:
 
 # %%
 rng = np.random.default_rng(0)
@@ -279,23 +312,12 @@ codes = np.rint(matrix.reshape(4, 4, 32) / scales[..., None]) + 8
 codes = codes.reshape(4, 128).astype(np.uint8)
 x, out = rng.standard_normal(128).astype(np.float32), np.empty(4, np.float32)
 int4_gemv.simulate[4, 32](x, codes[:, ::2] | codes[:, 1::2] << 4, scales, out)
+print("with codes  ", *(f"{value:6.2f}" for value in out))
+print("with weights", *(f"{value:6.2f}" for value in matrix @ x))
+
+# %% tags=["hide"]
 stands_for = (codes.astype(np.float32) - 8) * np.repeat(scales, 32, axis=1)
 assert np.allclose(out, stands_for @ x, atol=1e-4)
-print("of codes", np.round(out, 2), "of weights", np.round(matrix @ x, 2))
-
-# %% tags=["hide-input"]
-from minllm.course import show_source
-from minllm.kernels.matmul.ladder import int4_naive
-from minllm.kernels.matmul.quantized import int4
-
-show_source(
-    int4_naive.int4_naive_kernel,
-    folded="The package's first rung: any group, zero points, the order from above",
-    notes={
-        "k = 8 * (at >> 2)": "The word, the odd byte, the upper two bytes: the table of the exercise.",
-        "total = warp_sum(total)": "32 partial sums become one.",
-    },
-)
 
 # %% tags=["hide-input"]
 show_source(
@@ -314,6 +336,9 @@ show_source(
 # 1.8 GHz is 18 bytes per cycle per SM: 35 weights of 4 bits. An SM's 128 lanes must unpack, convert and multiply them in
 # one cycle. A 4-bit GEMV can therefore be limited by instructions when a 16-bit one is limited by memory.
 #
+# !!! tip "Takeaway"
+#     A quarter of the bytes makes the arithmetic per byte four times as much. Unpacking must be nearly free.
+#
 # ## What the model loses
 
 # %%
@@ -323,14 +348,19 @@ for name in ("int8", "fp8", "int4", "nf4"):
     with LLM(device="cpu", dtype="float32", max_num_seqs=1, quantization=name) as other:
         excess[name] = 100 * (other.perplexity(text) / plain - 1)
     print(f"{name:5} perplexity {excess[name]:+.2f} %")
-assert max(excess["int8"], excess["fp8"]) < 2 < excess["nf4"] < excess["int4"] < 25
 llm.close()
+
+# %% tags=["hide"]
+assert max(excess["int8"], excess["fp8"]) < 2 < excess["nf4"] < excess["int4"] < 25
 
 # %% [markdown]
 # This is rounding to nearest, each number by itself. GPTQ rounds one column, then adjusts the columns that are not
 # rounded yet so that the outputs change least. It reduces int4's loss from 15.6 to 1.8 %. The [table of methods and
 # formats](../docs/quantised-weights.md#what-the-bundled-model-loses) covers the whole held-out text. Small models lose
 # most, because they have few redundant weights.
+#
+# !!! tip "Takeaway"
+#     8 bits cost almost nothing. Rounding to 4 bits costs a small model a tenth or more, and GPTQ recovers most of it.
 #
 # ## Measured against predicted
 #
@@ -372,6 +402,8 @@ guess.against(
 # The bytes give only an upper bound on the speed. The MARLIN paper reports speeds close to this bound for 16 to 32
 # tokens, on an A10 with 0.6 TB/s. An H200 has seven times the bandwidth and less than twice the SMs.
 #
+# <!-- aside: Whole steps, by format and batch -->
+#
 # A better prediction also needs the fixed cost of a kernel, and how far its loads and its arithmetic overlap. A model of
 # some twenty numbers, fitted to recorded GEMMs, predicts whole steps: `minllm plan llama-3.1-8b --gpu h200 --formats`.
 
@@ -398,18 +430,15 @@ assert steps.most_ahead["int4"]["int8"] == 1 and steps.alike["int4"]["int8"] == 
 # two to 67 sequences int4 and int8 are within 5 % of each other. Measured steps are within 9 % of the predicted ones
 # ([table](../docs/quantised-weights.md#whole-decode-steps)).
 #
+# <!-- end aside -->
+#
+# !!! tip "Takeaway"
+#     int4 wins in small batches, 8 bits in large ones. Measure at your own batch size.
+#
 # ## Exercises
 #
-# The exercise packs codes as the engine does, by the table of [Nibbles by hand](#nibbles-by-hand), and not as the kernel
-# at the top of this page, which has neighbours in a byte. When your kernel passes, it can generate text: `minllm generate --quantization int4 --variant int4_matmul=FILE`. The
-# report card then says `int4_matmul yours`.
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises("matmul.int4")
-
-# %% [markdown]
+# This lesson's exercise is [above](#nibbles-by-hand).
+#
 # ## Detective cases
 #
 # Three checkpoints were written by other programs. What is wrong with each?
@@ -419,6 +448,9 @@ from minllm.course import show_case
 
 show_case("same_histogram")
 
+# %% [markdown]
+# <!-- aside: Two more cases -->
+
 # %% tags=["hide-input"]
 show_case("slightly_bright")
 
@@ -426,6 +458,8 @@ show_case("slightly_bright")
 show_case("whole_rows_only")
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # ## Problems
 #
 # ??? question "1. Groups of 128 with a float16 scale and a 4-bit zero point. How many bits per number? And groups of 32?"

@@ -87,6 +87,45 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
+# ## One verification
+#
+# This cell runs the kernel from the top, which takes up to 31 drafts, on three sequences. All drafts of the first are
+# right. The second has one wrong draft, and the third has a wrong first draft. *After* these the drafts are right
+# again:
+
+# %%
+import numpy as np
+
+from minllm.sim import detecting
+
+drafts = np.int32([[11, 12, 13, 14], [21, 22, 90, 24], [91, 32, 33, 34]])
+chosen = np.int32([[11, 12, 13, 14, 15], [21, 22, 23, 24, 25], [31, 32, 33, 34, 35]])
+text, lengths = np.zeros((3, 9), np.int32), np.int32([2, 3, 1])
+with detecting():  # races, and memory that nobody wrote
+    keep_right_drafts.simulate[3, 32](drafts, chosen, text, lengths)
+print(text, "lengths", lengths, sep="\n")
+
+# %% tags=["hide"]
+assert lengths.tolist() == [2 + 5, 3 + 3, 1 + 1]
+assert text[0, 2:7].tolist() == [11, 12, 13, 14, 15]
+assert text[2, 1:3].tolist() == [31, 0]
+
+# %% [markdown]
+# Write the engine's version of this kernel:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("speculation.accept")
+
+# %% [markdown]
+# A right draft after a wrong one is worth nothing: the model computed it after a text that does not exist. Even the
+# third sequence gained a token: **a step never yields less than plain decoding**. The keys and values of wrong drafts
+# stay in the cache. The length excludes them, and the next step overwrites them.
+#
+# !!! tip "Takeaway"
+#     Drafts count up to the first wrong one, and one token of the model's own comes on top.
+#
 # ## Why a guess is free
 #
 # The linear layers take the longer of two times: reading their weights, once for all rows, and multiplying each row by
@@ -117,58 +156,25 @@ assert five_rows_percent < 0.01 and 180 < step.ridge < 200
 # Attention gains in the same way: the 5 rows of a verification read the sequence's keys once, as a chunk of a prompt
 # does. A verification is *the same forward* as a prefill of 5 tokens after the cached ones.
 #
-# ## One verification
+# !!! tip "Takeaway"
+#     Up to the ridge, more rows take no more time. Drafts and other sequences share this free room.
 #
-# This cell runs the kernel from the top, which takes up to 31 drafts, on three sequences. All drafts of the first are
-# right. The second has one wrong draft, and the third has a wrong first draft. *After* these the drafts are right
-# again:
-
-# %%
-import numpy as np
-
-from minllm.sim import detecting
-
-drafts = np.int32([[11, 12, 13, 14], [21, 22, 90, 24], [91, 32, 33, 34]])
-chosen = np.int32([[11, 12, 13, 14, 15], [21, 22, 23, 24, 25], [31, 32, 33, 34, 35]])
-text, lengths = np.zeros((3, 9), np.int32), np.int32([2, 3, 1])
-with detecting():  # races, and memory that nobody wrote
-    keep_right_drafts.simulate[3, 32](drafts, chosen, text, lengths)
-print(text, "lengths", lengths, sep="\n")
-
-# %% tags=["hide"]
-assert lengths.tolist() == [2 + 5, 3 + 3, 1 + 1]
-assert text[0, 2:7].tolist() == [11, 12, 13, 14, 15]
-assert text[2, 1:3].tolist() == [31, 0]
-
-# %% [markdown]
-# ## Write your own
-#
-# Write the engine's version of this kernel:
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises("speculation.accept")
-
-# %% [markdown]
-# A right draft after a wrong one is worth nothing: the model computed it after a text that does not exist. Even the
-# third sequence gained a token: **a step never yields less than plain decoding**. The keys and values of wrong drafts
-# stay in the cache. The length excludes them, and the next step overwrites them.
-#
-# ## The rule, proved
+# ## The rule, with a temperature
 #
 # With a temperature, "the token that the model chooses" is a draw. Accept draft $f$ with probability
-# $\min(1, p(f)/q(f))$. If it is rejected, draw from the *residual* $r(v) \propto \max(p(v) - q(v), 0)$ instead. Then
-# the token is $v$ with probability $p(v)$:
+# $\min(1, p(f)/q(f))$. If it is rejected, draw a token $v$ from the *residual* $r(v) \propto \max(p(v) - q(v), 0)$
+# instead. Then the token is $v$ with probability $p(v)$, whatever $q$ is.
 #
-# 1. The draft is $v$ and accepted: $q(v) \min(1, p(v)/q(v)) = \min(p(v), q(v))$.
-# 2. So a draft is accepted with probability $a = \sum_v \min(p(v), q(v))$, and rejected with $1 - a$.
-# 3. The residual's total is $\sum_v \max(p(v) - q(v), 0) = \sum_v \big(p(v) - \min(p(v), q(v))\big) = 1 - a$.
-# 4. The draft is rejected and the residual gives $v$: $(1 - a) \cdot \max(p(v) - q(v), 0) / (1 - a)$.
-# 5. Together $\min(p(v), q(v)) + \max(p(v) - q(v), 0) = p(v)$. ∎
+# ??? note "The proof, in five lines"
+#     1. The draft is $v$ and accepted: $q(v) \min(1, p(v)/q(v)) = \min(p(v), q(v))$.
+#     2. So a draft is accepted with probability $a = \sum_v \min(p(v), q(v))$, and rejected with $1 - a$.
+#     3. The residual's total is $\sum_v \max(p(v) - q(v), 0) = \sum_v \big(p(v) - \min(p(v), q(v))\big) = 1 - a$.
+#     4. The draft is rejected and the residual gives $v$: $(1 - a) \cdot \max(p(v) - q(v), 0) / (1 - a)$.
+#     5. Together $\min(p(v), q(v)) + \max(p(v) - q(v), 0) = p(v)$. ∎
 #
-# The proof assumes nothing about $q$. A bad draft costs speed, never quality. Line 2 says how much: $a$ is one minus
-# the total variation distance between $p$ and $q$. This cell tests the rule by counting, with 8 tokens:
+#     Line 2 says how often a draft is accepted: $a$ is one minus the total variation distance between $p$ and $q$.
+#
+# This cell tests the rule by counting, with 8 tokens and three kinds of drafts:
 
 # %%
 rng = np.random.default_rng(0)
@@ -184,7 +190,7 @@ def speculative_draws(p, q):
     return np.where(accepted, draft, instead), accepted
 
 
-p = rng.dirichlet(np.ones(8))
+p, counted = rng.dirichlet(np.ones(8)), []
 for name, q in {
     "near": 0.8 * p + 0.2 / 8,
     "uniform": np.full(8, 1 / 8),
@@ -194,12 +200,19 @@ for name, q in {
     share = np.bincount(tokens, minlength=8) / COUNT
     chi_square = COUNT * np.sum((share - p) ** 2 / p)  # 7 degrees of freedom
     print(f"{name:7} accepted {accepted.mean():.3f}, chi-square {chi_square:5.1f}")
+    counted.append((chi_square, accepted.mean() - np.minimum(p, q).sum()))
+
+# %% tags=["hide"]
+for chi_square, off in counted:
     assert chi_square < 24.3  # 999 of 1,000 fair samples are below
-    assert abs(accepted.mean() - np.minimum(p, q).sum()) < 0.005
+    assert abs(off) < 0.005
 
 # %% [markdown]
 # With 7 degrees of freedom chi-square is 7 on average: even the uniform draft gives the model's own distribution. The
 # rule holds at each position, given the tokens before it, and therefore for the whole text.
+#
+# !!! tip "Takeaway"
+#     A bad draft costs speed, never quality.
 #
 # ## Tokens per step
 
@@ -218,36 +231,53 @@ curves(
 )
 
 # %%
+by_chance = []
 for a, k in ((0.8, 4), (0.8, 64)):
     right = np.cumprod(rng.random((50_000, k)) < a, axis=1).sum(axis=1)
-    formula = expected_tokens(a, k)
-    print(f"a {a}, {k:2} drafts: {formula:.2f}, by chance {1 + right.mean():.2f}")
-    assert abs(1 + right.mean() - formula) < 0.06
+    drawn, formula = 1 + right.mean(), expected_tokens(a, k)
+    by_chance.append((drawn, formula))
+    print(f"a {a}, {k:2} drafts: {formula:.2f}, by chance {drawn:.2f}")
 tokens_of_4, tokens_of_64 = expected_tokens(0.8, 4), expected_tokens(0.8, 64)
+
+# %% tags=["hide"]
+for drawn, formula in by_chance:
+    assert abs(drawn - formula) < 0.06
 
 # %% [markdown]
 # The number of tokens stays below $1 / (1 - a)$ for every $k$: sixteen times as many drafts give one and a half times
-# the tokens. The engine gives the same numbers if chance decides instead of the model (the option
-# `synthetic_acceptance_rate`):
+# the tokens.
+#
+# <!-- aside: The engine gives the same numbers if chance decides -->
+#
+# The option `synthetic_acceptance_rate` replaces the comparison with a draw:
 
 # %%
 import minllm
 from minllm import LLM, SamplingParams
 
 OPTIONS = dict(device="cpu", dtype="float32", max_num_seqs=4)
-by_chance = [
+params = [
     SamplingParams(temperature=0, max_tokens=120, ignore_eos=True, seed=seed)
     for seed in range(4)
 ]
+engines = {}
 for k in (2, 4):
     config = dict(num_speculative_tokens=k, synthetic_acceptance_rate=0.8)
     with LLM(**OPTIONS, speculative_config=config) as llm:
-        llm.generate([[5, 6, 7]] * 4, by_chance)
-        found = llm.llm_engine.stats().spec_decode_mean_acceptance_length
-    print(f"{k} drafts: {found:.2f} tokens, E = {expected_tokens(0.8, k):.2f}")
+        llm.generate([[5, 6, 7]] * 4, params)
+        engines[k] = llm.llm_engine.stats().spec_decode_mean_acceptance_length
+    print(f"{k} drafts: {engines[k]:.2f} tokens, E = {expected_tokens(0.8, k):.2f}")
+
+# %% tags=["hide"]
+for k, found in engines.items():
     assert abs(found - expected_tokens(0.8, k)) < 0.3
 
 # %% [markdown]
+# <!-- end aside -->
+#
+# !!! tip "Takeaway"
+#     More drafts yield ever less. A better draft yields more: the limit is $1 / (1 - a)$.
+#
 # ## When it loses
 
 # %% tags=["fold"]
@@ -293,6 +323,9 @@ assert best_num_drafts(step, 0.7, 256, 16) == 0
 # The engine therefore counts how often each sequence's drafts were right, and calls `best_num_drafts` before every
 # step, if it has the GPU's data sheet. The result may be 0.
 #
+# !!! tip "Takeaway"
+#     Speculation pays in small batches, with short drafts that cost little.
+#
 # ## The bundled model guesses
 #
 # There are two sources of drafts: a model a tenth of the size, and the text itself. The n-gram method looks for the
@@ -333,12 +366,16 @@ assert 1.5 < per_step["its draft"] < 4 and 1 < per_step["n-grams"]
 # The greedy text is the same in all three runs. The lists count the steps in which more than 0, 1, 2 and 3 drafts were
 # right: the first draft is right in most steps, and n-grams give no draft if the text does not repeat.
 #
-# With n-grams the text does not change at temperature 0.8 either, for the same seed. The n-gram method proposes its
-# token with certainty, so $q = 1$. Accepting it with probability $p(f)$, and otherwise drawing from the rest, is one
-# draw from $p$, and the engine makes the same draw as plain decoding. With the draft model the text is a different one
-# from the same distribution. One caveat: a different number of rows may use a different kernel, whose sums round
-# differently. Greedy text can then differ at a token whose two best logits are equal up to rounding, with or without
-# drafts.
+# ??? note "And with a temperature?"
+#     With n-grams the text does not change at temperature 0.8 either, for the same seed. The n-gram method proposes its
+#     token with certainty, so $q = 1$. Accepting it with probability $p(f)$, and otherwise drawing from the rest, is one
+#     draw from $p$, and the engine makes the same draw as plain decoding. With the draft model the text is a different one
+#     from the same distribution. One caveat: a different number of rows may use a different kernel, whose sums round
+#     differently. Greedy text can then differ at a token whose two best logits are equal up to rounding, with or without
+#     drafts.
+#
+# !!! tip "Takeaway"
+#     The greedy text is the same with any source of drafts. Only the number of steps changes.
 #
 # ## From one warp to the engine
 #
@@ -360,7 +397,7 @@ show_source(
 # %% tags=["hide-input"]
 show_source(
     rejection.reject_kernel,
-    folded="The package's kernel for drafts that were drawn: the rule that you proved",
+    folded="The package's kernel for drafts that were drawn: the rule above",
     notes={
         "is_accepted(": "u < p / q, as logarithms, so that nothing underflows.",
         "residual_draw(": "All threads draw from max(p - q, 0), by the Gumbel trick of lesson 14.",
@@ -370,6 +407,9 @@ show_source(
 # %% [markdown]
 # The number of right drafts is computed on the GPU. The GPU also makes the rows of the next step, from lengths that the
 # last step wrote, so it does not wait for the host.
+#
+# !!! tip "Takeaway"
+#     Acceptance stays on the GPU, so the host can plan the next step before it knows how many drafts were right.
 #
 # ## Measured against predicted
 
@@ -424,6 +464,9 @@ from minllm.course import show_case
 
 show_case("punished_for_success")
 
+# %% [markdown]
+# <!-- aside: Two more cases -->
+
 # %% tags=["hide-input"]
 show_case("forgotten_question")
 
@@ -431,6 +474,8 @@ show_case("forgotten_question")
 show_case("too_agreeable")
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # ## Problems
 #
 # ??? question "1. A GPU has 2.0 TB/s and 312 TFLOP/s (an A100, 80 GB). How many rows are free with 16-bit weights? With 4-bit weights of 4.5 bits?"

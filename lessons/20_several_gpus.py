@@ -16,6 +16,9 @@
 # The weights of a 70B model take 141 GB in bf16, and an H200 has 141 GB. So split every matrix: each GPU stores one
 # part and computes with it. The GPUs then only have to add their results. This lesson is about that sum.
 #
+# An MLP takes activations $x$ through two weight matrices, $A$ and $B$, with a function $\phi$ of each number between
+# them:
+#
 # ```mermaid
 # flowchart LR
 #     x["x, on all GPUs"] --> a0["GPU 0: columns A0"] --> b0["rows B0"] --> p0["a part of y"]
@@ -25,12 +28,11 @@
 #     s --> y["y, on all GPUs"]
 # ```
 #
-# $$y = \phi(x A)\, B = \sum_{r=0}^{N-1} \phi(x A_r)\, B_r, \qquad
-# t = s\,\alpha + m\,\frac{b}{\beta}$$
+# $$y = \phi(x A)\, B = \sum_{r=0}^{N-1} \phi(x A_r)\, B_r$$
 #
-# $A_r$ are columns of $A$, and $B_r$ the rows of $B$ that belong to them. An all-reduce of $b$ bytes takes $s$ steps of
-# latency $\alpha$ and moves $m b$ bytes to each GPU at $\beta$ bytes per second. In the simplest form, one *shot*,
-# every GPU reads the parts of all GPUs:
+# GPU $r$ of $N$, a *rank*, holds $A_r$, some columns of $A$, and $B_r$, the rows of $B$ that belong to them. The sum of
+# the ranks' parts, on all ranks, is an *all-reduce*. In its simplest form, one *shot*, every GPU reads the parts of all
+# GPUs:
 
 # %%
 from numba import cuda, float32
@@ -99,6 +101,52 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
+# ## The sum, on two GPUs
+#
+# The simulator runs both ranks at once, each with its own memory. Its detectors check what orders two GPUs: a store
+# with **release** and a load with **acquire**, both of *system scope*. A block barrier orders only one block, and a
+# fence of GPU scope only one GPU. Write the engine's version; the checks run two and three ranks, with all detectors:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("all_reduce.one_shot")
+
+# %% [markdown]
+# The kernel at the top of this page, on two ranks, and what each array of rank 0's launch moves:
+
+# %%
+import numpy as np
+
+from minllm.sim import detecting, simulate_ranks, tracing
+
+rng = np.random.default_rng(0)
+RANKS = 2
+x = rng.standard_normal((RANKS, 64)).astype(np.float32)  # a message per rank
+out, copies = np.empty((2, RANKS, 64), np.float32)
+flags = np.zeros((RANKS, RANKS), np.uint32)
+arguments = [
+    (x[rank], out[rank], rank, tuple(copies), tuple(flags), 1) for rank in range(RANKS)
+]
+with detecting(), tracing() as traces:
+    simulate_ranks(add_ranks, 1, 32, arguments)
+for name, array in traces[0].arrays.items():
+    if name.startswith("rank 0") and "flags" not in name:
+        read, written = array.read.bytes, array.write.bytes
+        print(f"{name:20} read {read:4}, written {written:4} bytes")
+crossed = traces[0].arrays["rank 0's copies[1]"].read.bytes
+
+# %% tags=["hide"]
+assert out[0].tobytes() == out[1].tobytes() == (x[0] + x[1]).tobytes()
+assert crossed == x[0].nbytes
+
+# %% [markdown]
+# Of these loads only those of `copies[1]` leave rank 0's GPU. With $N$ ranks and messages of $b$ bytes that is
+# $(N - 1)\,b$ bytes, in one step.
+#
+# !!! tip "Takeaway"
+#     A peer's data are ready when its flag is: stored with release, loaded with acquire, both of system scope.
+#
 # ## What one GPU cannot hold
 #
 # Divide the heads, the inner width and the vocabulary by $N$, and each GPU holds a smaller model of the same kind
@@ -124,6 +172,9 @@ message_kib = llama70.hidden_size * 2 / 1024
 # %% [markdown]
 # Room for tokens grows faster than the number of GPUs, because the GPUs together store the weights only once.
 #
+# !!! tip "Takeaway"
+#     Each GPU stores an $N$-th of the weights and of the heads. The memory that is left is room for keys and values.
+#
 # ## Column, then row
 #
 # Split the first matrix by columns. Each GPU then computes whole elements of the inner layer, so $\phi$ needs no data
@@ -131,10 +182,7 @@ message_kib = llama70.hidden_size * 2 / 1024
 # exchanged until the parts of $y$ are added:
 
 # %%
-import numpy as np
-
-rng = np.random.default_rng(0)
-x = rng.standard_normal(64)
+token = rng.standard_normal(64)
 gate, up, down = (rng.standard_normal(s) for s in ((64, 96), (64, 96), (96, 64)))
 
 
@@ -144,13 +192,12 @@ def mlp(x, gate, up, down):
     return inner / (1 + np.exp(-inner)) * (x @ up) @ down
 
 
-RANKS = 2
 mine = np.split(np.arange(96), RANKS)  # the inner elements of each rank
-parts = [mlp(x, gate[:, own], up[:, own], down[own]) for own in mine]
+parts = [mlp(token, gate[:, own], up[:, own], down[own]) for own in mine]
 
 # %% tags=["hide"]
-assert np.allclose(sum(parts), mlp(x, gate, up, down))
-assert not np.allclose(parts[0], mlp(x, gate, up, down))
+assert np.allclose(sum(parts), mlp(token, gate, up, down))
+assert not np.allclose(parts[0], mlp(token, gate, up, down))
 
 # %% [markdown]
 # Attention is split by heads: QKV by columns, the output projection by rows. A query head needs its KV head on the same
@@ -159,43 +206,21 @@ assert not np.allclose(parts[0], mlp(x, gate, up, down))
 #
 # The other way round, rows then columns, would need a sum *before* $\phi$, and another exchange after it.
 #
-# ## The sum, on two GPUs
-#
-# The simulator runs both ranks at once, each with its own memory. Its detectors check what orders two GPUs: a store
-# with **release** and a load with **acquire**, both of *system scope*. A block barrier orders only one block, and a
-# fence of GPU scope only one GPU.
-
-# %%
-from minllm.sim import detecting, simulate_ranks, tracing
-
-x = [part.astype(np.float32) for part in parts]
-out, copies = np.empty((2, RANKS, 64), np.float32)
-flags = np.zeros((RANKS, RANKS), np.uint32)
-arguments = [
-    (x[rank], out[rank], rank, tuple(copies), tuple(flags), 1) for rank in range(RANKS)
-]
-with detecting(), tracing() as traces:
-    simulate_ranks(add_ranks, 1, 32, arguments)
-assert out[0].tobytes() == out[1].tobytes() == (x[0] + x[1]).tobytes()
-for name, array in traces[0].arrays.items():
-    if name.startswith("rank 0") and "flags" not in name:
-        read, written = array.read.bytes, array.write.bytes
-        print(f"{name:20} read {read:4}, written {written:4} bytes")
-crossed = traces[0].arrays["rank 0's copies[1]"].read.bytes
-
-# %% tags=["hide"]
-assert crossed == x[0].nbytes
-
-# %% [markdown]
-# Of these loads only those of `copies[1]` leave rank 0's GPU. With $N$ ranks that is $(N - 1)\,b$ bytes, in one step.
+# !!! tip "Takeaway"
+#     Columns, then rows: two matrices and a function between them need one sum. A layer has two.
 #
 # ## Latency against bandwidth
 #
-# The classic all-reduce is a **ring**. The message is cut into $N$ chunks. Each rank adds its own part to a chunk and
-# passes it on to the right, until every rank has the sum of one chunk; then the sums are passed round. Each GPU
-# receives $2 (N-1)/N\,b$ bytes, and no algorithm needs fewer. But this takes $2 (N-1)$ steps, each of which waits for
-# the one before. **Two shots** lie between the two: each rank adds up one $N$-th for all (a reduce-scatter), then all
-# ranks collect the sums (an all-gather).
+# An all-reduce of $b$ bytes takes $s$ steps of latency $\alpha$, and moves $m b$ bytes to each GPU at $\beta$ bytes per
+# second:
+#
+# $$t = s\,\alpha + m\,\frac{b}{\beta}$$
+#
+# One shot has $s = 1$ and $m = N - 1$. The classic all-reduce is a **ring**. The message is cut into $N$ chunks. Each
+# rank adds its own part to a chunk and passes it on to the right, until every rank has the sum of one chunk; then the
+# sums are passed round. So $m = 2 (N-1)/N$, and no algorithm needs less, but $s = 2 (N-1)$, and each step waits for the
+# one before. **Two shots** lie between the two: each rank adds up one $N$-th for all (a reduce-scatter), then all ranks
+# collect the sums (an all-gather).
 
 # %%
 from minllm.costs.all_reduce import Link, all_reduce_seconds, collective, crossing
@@ -231,13 +256,18 @@ curves(
 )
 
 # %% [markdown]
-# The times are equal at the crossing, $b = (s' - s)\,\alpha \beta / (m - m')$. The product $\alpha \beta$ is the number
-# of bytes that a link moves during the latency of one step, here 720 KB. For messages well below it, only latency
-# counts. For one sequence of the 70B shape a message has 16 KiB.
+# The product $\alpha \beta$ is the number of bytes that a link moves during the latency of one step, here 720 KB. For
+# messages well below it, only latency counts. For one sequence of the 70B shape a message has 16 KiB.
 #
-# **low_latency** takes half a step, because its flag does not follow the data: each word of 8 bytes holds 4 of data and
-# 4 of flag, and a GPU writes and reads such a word whole. If the flag is new, so are the data. The price is twice the
-# bytes.
+# ??? note "Where two curves cross"
+#     At $s\,\alpha + m\,b/\beta = s'\,\alpha + m'\,b/\beta$, so at $b = (s' - s)\,\alpha \beta / (m - m')$.
+#
+# ??? note "low_latency: half a step"
+#     Its flag does not follow the data: each word of 8 bytes holds 4 of data and 4 of flag, and a GPU writes and reads
+#     such a word whole. If the flag is new, so are the data. The price is twice the bytes.
+#
+# !!! tip "Takeaway"
+#     Small messages need few steps, large messages few bytes. No algorithm has the fewest of both.
 #
 # ## What a step gains
 
@@ -271,6 +301,9 @@ assert floors["low_latency"][8] < floors["low_latency"][4]
 # The messages of a decode step are small, so the number of steps decides. A prefill of 2,048 tokens has messages of 16
 # MiB, so the bytes decide.
 #
+# !!! tip "Takeaway"
+#     More GPUs make a step faster only as long as its all-reduces take less time than they save.
+#
 # ## The same bits
 #
 # Every rank samples the next token itself, from the same logits and the same seed. Their logits must agree to the last
@@ -279,14 +312,19 @@ assert floors["low_latency"][8] < floors["low_latency"][4]
 # %%
 a, b, c = (np.float32(value) for value in (1e8, 1.0, -1e8))
 print("in rank order:", (a + b) + c, " from rank 2 on:", (c + a) + b)
+two_orders = "no"  # a + b = b + a, also where it rounds
+
+# %% tags=["hide"]
 pairs = rng.standard_normal((2, 100_000)).astype(np.float32)
 assert (pairs[0] + pairs[1] == pairs[1] + pairs[0]).all()
 assert (a + b) + c != (c + a) + b
-two_orders = "no"  # a + b = b + a, also where it rounds
 
 # %% [markdown]
 # With two ranks a wrong order goes unnoticed; three ranks show it. One shot adds in rank order on every rank. In two
 # shots and in a ring, one rank adds up each element for all.
+#
+# !!! tip "Takeaway"
+#     Every rank must add in the same order, or the ranks' texts diverge.
 #
 # ## From one block to the package
 #
@@ -374,20 +412,17 @@ guess.against(
 #
 # ## Exercises
 #
-# Write one shot yourself. The checks run two and three ranks, with all detectors.
-
-# %% tags=["hide-input"]
-from minllm.course import show_exercises
-
-show_exercises("all_reduce.one_shot")
-
-# %% [markdown]
+# This lesson's exercise is [above](#the-sum-on-two-gpus).
+#
 # ## Detective cases
 
 # %% tags=["hide-input"]
 from minllm.course import show_case
 
 show_case("yesterdays_news")
+
+# %% [markdown]
+# <!-- aside: Two more cases -->
 
 # %% tags=["hide-input"]
 show_case("split_decision")
@@ -396,6 +431,8 @@ show_case("split_decision")
 show_case("four_strangers")
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # ## Problems
 #
 # ??? question "1. A GPU costs 4 dollars per hour. By the floors above, what do a million tokens of one sequence of the 8B shape cost on 1 GPU and on 4, with low_latency?"

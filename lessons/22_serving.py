@@ -317,8 +317,10 @@ for line in metrics.splitlines():
     if line.startswith("minllm:event_loop_lag_seconds_") and "created" not in line:
         if "sum" in line or "count" in line or '"0.005"' in line:
             print(line)
-assert "minllm:event_loop_lag_seconds_count" in metrics
 llm.shutdown()
+
+# %% tags=["hide"]
+assert "minllm:event_loop_lag_seconds_count" in metrics
 
 # %% [markdown]
 # On an H200 (2026-11-28, commit fde0636; the shape of Llama 3.1 8B, 256 requests at once) HTTP served 19,849 tokens/s
@@ -353,6 +355,9 @@ from minllm.course import show_case
 
 show_case("half_a_sentence")
 
+# %% [markdown]
+# <!-- aside: Two more cases -->
+
 # %% tags=["hide-input"]
 show_case("rooms_without_guests")
 
@@ -360,6 +365,8 @@ show_case("rooms_without_guests")
 show_case("calm_dashboard")
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # ## Problems
 #
 # ??? question "1. A GPU server has 64 places, and an answer takes 4 s. 160 requests are open. How long does the next one wait for its place?"

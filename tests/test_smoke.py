@@ -42,7 +42,7 @@ def test_a_piece_that_fails_is_named_with_what_to_do_and_the_others_are_tried(mo
     failure, mend, success, end = lines[-4:]
     assert code == 1 and end == "This GPU fails at graphs."
     assert failure.startswith("FAILED  graphs (") and failure.endswith("Replays. ValueError: no graph")
-    assert mend.strip() == "to mend it: another driver" and success.startswith("ok      memory (")
+    assert mend.strip() == "to fix it: another driver" and success.startswith("ok      memory (")
 
 
 def test_a_gpu_that_works_is_called_so(monkeypatch, capsys):

@@ -139,7 +139,7 @@ def tune(
 
 @app.command()
 def doctor() -> None:
-    """Look for what is wrong with this machine, and say which command mends it."""
+    """Find what is wrong with this machine, and which command fixes it."""
     with user_errors():
         from minllm.cli.trial_kernel import try_kernel
         from minllm.machine.devices import look
@@ -151,7 +151,7 @@ def doctor() -> None:
             console.print(f"{finding.level:<8}", style=LEVEL_STYLES[finding.level], end="")
             console.print(f"{finding.subject}: {finding.text}", markup=False)
             if finding.mend:
-                console.print(f"        to mend it: {finding.mend}", markup=False)
+                console.print(f"        to fix it: {finding.mend}", markup=False)
         if is_broken(findings):
             raise typer.Exit(1)
 

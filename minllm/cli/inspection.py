@@ -57,9 +57,9 @@ class Inspection:
         """Violations of the design assumptions, as phrases that complete a sentence "it ..."; empty if there are none."""
         found = []
         if self.spill_bytes > self.accepted_spill_bytes:
-            found.append(f"spills {self.spill_bytes} bytes a thread")
+            found.append(f"spills {self.spill_bytes} bytes per thread")
         if self.stack_bytes > round_up(self.accepted_spill_bytes, STACK_UNIT):
-            found.append(f"has a stack frame of {self.stack_bytes} bytes a thread: a local array that is not in registers")
+            found.append(f"has a stack frame of {self.stack_bytes} bytes per thread: a local array that is not in registers")
         if self.registers > self.register_budget:
             found.append(f"takes {self.registers} registers of {self.register_budget}: {self.wanted_blocks} blocks do not fit")
         if self.occupancy.blocks == 0:

@@ -21,6 +21,7 @@ _HOMES = {
     "heat_map": "figures.heat_map",
     "investigate": "course.cases.page",
     "kernel_seconds": "course.machine",
+    "linear_inputs": "course.listening",
     "listing": "course.records",
     "load_record": "course.records",
     "machine_line": "course.machine",

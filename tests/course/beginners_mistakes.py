@@ -35,7 +35,7 @@ BEGINNERS = [
     *of(
         "embedding.lookup",
         ("i = cuda.threadIdx.x", "i = cuda.threadIdx.x + 1", "one element by hand", "nobody wrote this element"),
-        ("i = cuda.threadIdx.x", "i = 0", "the row that is asked for", "nobody wrote this element"),
+        ("i = cuda.threadIdx.x", "i = 0", "the requested row", "nobody wrote this element"),
         ("while i < out.shape[1]", "while i <= out.shape[1]", "one element by hand", "compare the index with the"),
         ("while i < out.shape[1]", "while i < out.shape[0]", "rows around the block's size", "compare the index with the"),
         ("float32(embedding[row, i]) +", "", "positions", "the position's row stands"),

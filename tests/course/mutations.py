@@ -65,7 +65,7 @@ MUTATIONS = [
     *of(
         "speculation.accept",
         ("counts[row] = count", "counts[row] = max(count - 1, 0)", "no drafts", "after the last right draft is new too"),
-        ("counts[row] = count", "if count > 0:\n            counts[row] = count", "one right draft", "somebody has to write that"),
+        ("counts[row] = count", "if count > 0:\n            counts[row] = count", "one right draft", "your kernel has to write that"),
         ("count = int32(1)", "count = int32(0)", "no drafts", "out of bounds"),
         ("chosen[row + count - 1]", "chosen[row + count]", "one right draft", "one row before it"),
         ("while count < length and computed[row + count] == chosen[row + count - 1]:\n                count += int32(1)",
@@ -263,7 +263,7 @@ MUTATIONS = [
     *of(
         "kv.append",
         ("    if slot < 0:\n        return\n", "", "padding", "the index is negative"),
-        ("slot = slot_mapping[token]", "slot = token", "the slot that is asked for", "slot_mapping[t]"),
+        ("slot = slot_mapping[token]", "slot = token", "the requested slot", "slot_mapping[t]"),
         ("key_cache[slot, i] = key[token, i]", "key_cache[slot, i] = value[token, i]", "one token", "exchanged"),
         ("        i += BLOCK", "        break", "rows around the block's size", "more elements than the block has threads"),
     ),

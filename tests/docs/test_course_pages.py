@@ -62,7 +62,7 @@ def test_every_exercise_is_on_a_page_of_its_lesson_once():
     assert sorted(shown) == sorted((exercise.lesson, exercise.name) for exercise in EXERCISES)
 
 
-LATE = {"06", "09", "11", "18", "20"}  # an exercise that needs the lesson first
+LATE = {"06", "09", "11"}  # an exercise that needs the lesson first
 
 
 def lines_of(cells) -> int:
@@ -78,6 +78,28 @@ def test_the_first_exercise_comes_in_the_first_third(lesson, jupytext):
     share = lines_of(cells[:first]) / lines_of(cells)
     print(f"{lesson.name[:3]} {share:.2f}")
     assert (share <= 1 / 3) != (re.match(r"\d+[ab]?", lesson.name)[0] in LATE), f"at {share:.0%}"
+
+
+WITHOUT_TAKEAWAYS = {"1", "2", "3", "4", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"}
+
+
+@each_lesson
+def test_sections_of_a_lesson_end_with_a_takeaway(lesson, jupytext):
+    text = "\n\n".join(cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "markdown")
+    boxes = [section.count('!!! tip "Takeaway"') for section in re.split(r"^## ", text, flags=re.MULTILINE)]
+    assert max(boxes) <= 1
+    assert sum(boxes) >= 2 or number_of(lesson) in WITHOUT_TAKEAWAYS
+
+
+WITH_OPEN_CHECKS = {"1", "2", "3", "4", "5a", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"}
+
+
+@each_lesson
+def test_checks_of_a_lesson_are_hidden(lesson, jupytext):
+    """Assertions say for us that the text is true; a reader has nothing to learn from most of them."""
+    cells = [cell for cell in jupytext.read(lesson).cells if cell.cell_type == "code" and not cell.metadata.get("tags")]
+    shown = [ast.unparse(node) for cell in cells for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Assert)]
+    assert not shown or number_of(lesson) in WITH_OPEN_CHECKS
 
 
 @each_lesson
@@ -121,12 +143,15 @@ def open_code(cells) -> list[str]:
     return lines
 
 
+def words_of(notebook) -> int:
+    """The words of the prose that a reader sees before anything is opened."""
+    return len(re.findall(r"[A-Za-z][\w'’-]*", prose(open_text(notebook))))
+
+
 @each_lesson
 def test_a_lesson_is_short_enough_to_be_finished(lesson, jupytext):
     notebook = jupytext.read(lesson)
-    text = open_text(notebook)
-    words = len(re.findall(r"[A-Za-z][\w'’-]*", prose(text)))
-    lines = lines_of(notebook.cells)
+    words, lines = words_of(notebook), lines_of(notebook.cells)
     assert words <= MOST_WORDS, f"{words} words"
     assert lines <= MOST_LINES, f"{lines} lines"
 
@@ -211,12 +236,15 @@ def test_vendored_code_keeps_its_licence_and_reaches_for_nothing():
     assert not [font for font in re.findall(r"url\(([^)]+)\)", style) if not (vendor / "katex" / font).exists()]
 
 
-def test_the_course_page_has_each_lesson_once_in_five_parts_with_its_exercises(monkeypatch):
+def test_the_course_page_has_each_lesson_once_in_five_parts_with_its_exercises(monkeypatch, jupytext):
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "site"))
     import course_list
 
     text = course_list.course_list(lambda path: path)
-    rows = re.findall(r"^\| \[(\w+)\. .+? \| (\d+) \| (\d) \| <input type=\"checkbox\" data-lesson=\"(\w+)\"", text, re.MULTILINE)
+    row = r"^\| \[(\w+)\. .+? \| ([\d,]+) \| (\d+) \| (\d) \| <input type=\"checkbox\" data-lesson=\"(\w+)\""
+    rows = re.findall(row, text, re.MULTILINE)
     assert [number for number, *_ in rows] == [number_of(lesson) for lesson in LESSONS] == [ticked for *_, ticked in rows]
     assert text.count("\n## ") + 1 == 5 and sum(int(count) for *_, count, _ in rows) == len(EXERCISES)
-    assert all(15 <= int(minutes) <= 90 for _, minutes, *_ in rows)
+    assert all(15 <= int(minutes) <= 90 for _, _, minutes, *_ in rows)
+    counted = [words_of(jupytext.read(lesson)) for lesson in LESSONS]
+    assert all(abs(int(words.replace(",", "")) - exact) <= 25 for (_, words, *_), exact in zip(rows, counted, strict=True))

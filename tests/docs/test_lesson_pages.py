@@ -94,6 +94,16 @@ Written()
 # %%
 print("its output")
 
+# %%
+from minllm.course.layout import closed
+
+
+class Folded:
+    def _repr_markdown_(self):
+        return closed("A fold in a side path", "~~~~python\\nfolded = 1\\n~~~~")
+
+Folded()
+
 # %% [markdown]
 # <!-- end aside -->
 #
@@ -222,6 +232,7 @@ def test_a_side_path_is_closed_with_its_cells_and_outputs(lesson):
     closed = next(block for block in article.select("details.info") if "A side path" in block.summary.get_text())
     assert "Its text." in closed.get_text() and 'print("its output")' in closed.get_text()
     assert closed.select_one(".output-text").get_text().strip() == "its output"
+    assert closed.select_one(":scope details .highlight").get_text().strip() == "folded = 1"
     road = next(paragraph for paragraph in article.select("p") if "The main road." in paragraph.get_text())
     assert road.find_parent("details") is None and "aside" not in article.get_text()
 

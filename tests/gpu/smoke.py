@@ -151,7 +151,7 @@ def works(piece: Callable[[], str], mend: str) -> bool:
 
 def say(verdict: str, text: str, mend: str = "") -> None:
     """Print one verdict."""
-    print(f"{verdict:<8}{text}", *([f"        to mend it: {mend}"] if mend else []), sep="\n", flush=True)
+    print(f"{verdict:<8}{text}", *([f"        to fix it: {mend}"] if mend else []), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The course page's list: five parts, and for each lesson a sentence, the minutes that it takes, its exercises and a box to tick.
+"""The course page's list: five parts, and for each lesson a sentence, its words, the minutes that it takes, its exercises, a box to tick.
 
-Minutes are computed from the lesson: prose at 180 words a minute, code at 12 lines a minute, 10 minutes per exercise, 5 per detective case.
+Words are those of the prose that is not folded, in steps of 50, without code, mathematics and sources. Minutes are computed from the
+lesson: all prose at 180 words a minute, code at 12 lines a minute, 10 minutes per exercise, 5 per detective case.
 """
 
 import re
@@ -9,6 +10,14 @@ from pathlib import Path
 from lesson_list import ROOT, lessons
 
 WORDS, LINES, EXERCISE, CASE = 180, 12, 10, 5  # words and lines of code per minute, minutes per exercise and per case
+FOLDED_OR_NOT_PROSE = (
+    re.compile(r"^<!-- aside.*?<!-- end aside -->$", re.MULTILINE | re.DOTALL),
+    re.compile(r"^\?\?\?.*\n(?:\n|    .*\n)*", re.MULTILINE),  # a block that opens when it is clicked
+    re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL),
+    re.compile(r"\$\$.*?\$\$", re.DOTALL),
+    re.compile(r"(?<=\])\([^)]*\)"),  # the address of a link
+)
+HEAD = ("| Lesson | Words | Minutes | Exercises | Done |", "| --- | ---: | ---: | ---: | :-: |")
 PARTS = {
     "A model and its first kernels": {
         "1": "Follow one token through a whole model, and measure how well it predicts.",
@@ -52,12 +61,13 @@ def course_list(link) -> str:
     by_number = {title.partition(".")[0]: (title, path) for title, path in lessons()}
     lines = []
     for part, (name, sentences) in enumerate(PARTS.items(), 1):
-        lines += [f"## {part}. {name}", "", "| Lesson | What you do | Minutes | Exercises | Done |", "| --- | --- | ---: | ---: | :-: |"]
+        lines += [f"## {part}. {name}", "", *HEAD]
         for number, sentence in sentences.items():
             title, path = by_number.pop(number)
             text = (ROOT / path).read_text(encoding="utf-8")
             box = f'<input type="checkbox" data-lesson="{number}" aria-label="lesson {number} is done">'
-            lines.append(f"| [{title}]({link(path)}) | {sentence} | {minutes(text)} | {len(exercises(text))} | {box} |")
+            numbers = f"{50 * round(words(text) / 50):,} | {minutes(text)} | {len(exercises(text))}"
+            lines.append(f"| [{title}]({link(path)})<br>{sentence} | {numbers} | {box} |")
         lines.append("")
     if by_number:
         raise ValueError(f"lessons {', '.join(by_number)} are in no part of {Path(__file__).name}")
@@ -67,6 +77,16 @@ def course_list(link) -> str:
 def exercises(text: str) -> list[str]:
     """The names of the exercises that a lesson shows."""
     return re.findall(r'"([a-z_]+\.[a-z0-9_]+)"', " ".join(re.findall(r"show_exercises\((.*?)\)", text, re.DOTALL)))
+
+
+def words(text: str) -> int:
+    """The words of a lesson's open prose."""
+    cells = re.split(r"^# %%(.*)$", text, flags=re.MULTILINE)
+    markdown = [cell for kind, cell in zip(cells[1::2], cells[2::2]) if "[markdown]" in kind]
+    prose = re.sub(r"^# ?", "", "\n".join(markdown), flags=re.MULTILINE).partition("## Sources")[0]
+    for unseen in FOLDED_OR_NOT_PROSE:
+        prose = unseen.sub("", prose)
+    return len(re.findall(r"[A-Za-z][\w'’-]*", prose))
 
 
 def minutes(text: str) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from bs4 import BeautifulSoup, Tag
 
+from minllm.course.layout import closed
+
 PARSER = "html.parser"
 ANNOTATION = re.compile(r"#\s*\(\d+\)!")
 # Cells between these two comments are collapsed on the page: a side path with a title.
@@ -69,9 +71,8 @@ def interactive(match: re.Match) -> str:
 
 
 def aside(match: re.Match) -> str:
-    """A side path as a block that opens when it is clicked."""
-    inside = "\n".join(f"    {line}" if line else "" for line in match["inside"].strip("\n").splitlines())
-    return f'??? info "{match["title"]}"\n\n{inside}\n'
+    """A side path as a block that opens when it is clicked; blocks of outputs may be inside."""
+    return f"{closed(match['title'], match['inside'].strip(), 'info')}\n"
 
 
 def split_leading_list(source: str) -> tuple[str, str]:

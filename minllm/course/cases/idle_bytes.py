@@ -73,6 +73,6 @@ CASE = Case(
     solution="The reads are not coalesced. The lanes of a warp stand in 32 different rows, so their 32 numbers of 4 bytes lie in 32 "
     "sectors, and 28 of each sector's 32 bytes are not wanted now. The other bytes are wanted later, by the same thread's "
     "next steps, but by then the cache may have dropped them, since thousands of threads do the same. Give each row to a "
-    "warp: its lanes read neighbours, 4 sectors a request, and add up their parts by shuffles. The bytes asked for are the "
+    "warp: its lanes read neighbours, 4 sectors per request, and add up their parts by shuffles. The requested bytes are the "
     "same, the bytes moved are an eighth.",
 )

@@ -55,7 +55,7 @@ CASE = Case(
     name="too_early",
     lesson=15,
     title="The numbers of the step before",
-    story="To save a few microseconds a step, small kernels are launched so that they overlap their predecessors. Every kernel passes "
+    story="To save a few microseconds per step, small kernels are launched so that they overlap their predecessors. Every kernel passes "
     "its tests. Now the engine sometimes writes a word twice, and only when steps are replayed from a graph. With a profiler "
     "attached, which runs kernels one after another, all is well.",
     hint="Which of the three arrays does another kernel write, and when does this kernel read it?",

@@ -162,7 +162,7 @@ EXERCISES = (
         hints=("Weights are read once, however many tokens pass through.", "A multiply and an add for each number of the matrix "
                                                                            "and token."),
         rungs=(
-            Rung("weights", "each number of the matrix is read once a layer.", lambda f: projected(f, what=["weight_bytes"])),
+            Rung("weights", "each number of the matrix is read once per layer.", lambda f: projected(f, what=["weight_bytes"])),
             Rung("operations", "two for each number of the matrix.", lambda f: projected(f, what=["flops"])),
             Rung("activations", "a row in, a row out.", lambda f: projected(f, what=["activation_bytes"])),
             Rung("a batch", "one read of the weights serves all tokens; that is why batching pays.", lambda f: projected(f, batch=5)),

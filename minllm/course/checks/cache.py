@@ -158,7 +158,7 @@ EXERCISES = (
         ),
         rungs=(
             Rung("one token", "its key and its value, each to its cache.", lambda append: appended(append, [0])),
-            Rung("the slot that is asked for", "token t goes to slot_mapping[t].", lambda append: appended(append, [6, 1])),
+            Rung("the requested slot", "token t goes to slot_mapping[t].", lambda append: appended(append, [6, 1])),
             Rung("non-consecutive pages", "slots follow the pages, which lie anywhere.", lambda append: appended(append, [14, 3, 9, 2])),
             Rung("padding", "a slot of -1 writes nothing, and -1 is not the last slot.", lambda append: appended(append, [5, -1, 2])),
             Rung("rows around the block's size", "a thread takes every 128th element.",

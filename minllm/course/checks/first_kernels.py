@@ -173,7 +173,7 @@ EXERCISES = (
         rungs=(
             Rung("one element by hand", "a row of one element: all threads but the first have nothing to do.",
                  lambda embedding: rows_of(embedding, [1], 3, 1)),
-            Rung("the row that is asked for", "token t gets the row of its id, not row t.",
+            Rung("the requested row", "token t gets the row of its id, not row t.",
                  lambda embedding: rows_of(embedding, [4, 1, 4], 5, 3)),
             Rung("rows around the block's size", "a thread takes every 256th element, until the row ends.", row_sizes),
             Rung("positions", "positions[t] says which row is added.", lambda embedding: rows_of(embedding, [2, 0, 1], 9, 5, True)),

@@ -138,9 +138,10 @@ EXERCISES = (
         stage="int4_matmul",
         most_rows=8,
         engine_options="--quantization int4",
-        task="A lane has byte number `at` of its row. Read codes[n, at] once, and find the input k of its low nibble by the table at the "
-        "top of the file; the high nibble's is k + 2, in the same group. Add x[m, k] * w to total for each, with "
-        "w = (code - zero) * scale + minimum. The group has scales[group, n], zero_point(zeros, minimums, group, n) and "
+        task="A lane has byte number `at` of its row. Four bytes, a word, hold 8 inputs:\n\n"
+        "    low nibbles 0 4 1 5, high nibbles 2 6 3 7\n\n"
+        "Read codes[n, at] once and find k, the low nibble's input; the high one's is k + 2, in the same group. Add x[m, k] * w to total "
+        "for each, w = (code - zero) * scale + minimum, with scales[group, n], zero_point(zeros, minimums, group, n) and "
         "minimum_of(minimums, group, n).",
         hints=(
             "The word is at >> 2 and the byte of the word at & 3. A word begins at input 8 * word.",

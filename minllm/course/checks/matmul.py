@@ -270,7 +270,7 @@ EXERCISES = (
             speed.rung(
                 "minllm.kernels.matmul.ladder.tiled:matmul_tiled",
                 speed_problems.product(2048),
-                "x_tile is read again for each output: read a thread's values of x once a step, and keep them in a local array.",
+                "x_tile is read again for each output: read a thread's values of x once per step, and keep them in a local array.",
             ),
         ),  # fmt: skip
     ),

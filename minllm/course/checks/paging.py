@@ -116,7 +116,7 @@ EXERCISES = (
         module="minllm.costs.cache_policies",
         entry="batch_bytes",
         task="Return the bytes that the policy sets aside for all sequences (policy.allocated_bytes of each), less what a paged cache "
-        "saves: the full blocks of the first shared_prefix tokens, policy.block_size each, are stored once and not once a sequence. Other "
+        "saves: the full blocks of the first shared_prefix tokens, policy.block_size each, are stored once, not once per sequence. Other "
         "policies save nothing, and neither does an empty batch.",
         hints=(
             "The block in which two texts part cannot be shared: count full blocks, and round down.",
@@ -152,7 +152,7 @@ EXERCISES = (
             Rung("less than a block", "only full blocks are shared.", lambda c: found(c, [5, 6, 7], [])),
             Rung("the same tokens elsewhere", "a block stands for all tokens before it too.", same_block_later),
             Rung("a hole", "a block whose predecessor is gone is of no use.", a_hole),
-            Rung("another tenant", "nobody learns what others have asked.", lambda c: found(c, TEXT, [], tenant="somebody else", suspects=[
+            Rung("another tenant", "no tenant learns what another asked.", lambda c: found(c, TEXT, [], tenant="somebody else", suspects=[
                 ("the chain begins with the tenant: chain_root(tenant).", [7, 3])])),
         ),
     ),

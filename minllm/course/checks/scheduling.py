@@ -64,7 +64,7 @@ BESIDE = {"a": (3, 4), "b": (5, 2)}
 LONG = {"a": (3, 5), "b": (18, 2)}
 SHORT = {"a": (3, 3), "b": (2, 2), "c": (3, 2), "d": (4, 2)}
 WITHOUT_DECODES = "nobody who runs gets a token: scheduler.decode(step) is missing, or comes only when there are no prompts."
-WITHOUT_PROMPTS = "no prompt is computed while somebody decodes: decodes and prompts share a step, so call scheduler.prefill(step) always."
+WITHOUT_PROMPTS = "no prompt is computed while one decodes: decodes and prompts share a step, so call scheduler.prefill(step) always."
 NOBODY_ENTERS = "no waiting request is let in: scheduler.prefill(step) lets them in, unless admits=False."
 PROMPTS_FIRST = "prompts were added before decodes, so a decodes a token that this very step has yet to sample: decodes come first."
 
@@ -211,7 +211,7 @@ EXERCISES = (
                "The other policies beside it, in_flight.py and prefill_first.py, use the same verbs."),
         rungs=(
             Rung("one request", "prompt, then token after token.", one_request),
-            Rung("a prompt beside a decode", "nobody who decodes waits for somebody else's prompt.", beside),
+            Rung("a prompt beside a decode", "no decode waits for another request's prompt.", beside),
             Rung("a long prompt is split", "no step holds more tokens than the budget.", split),
             Rung("short prompts are fused", "the budget is used up, even by a part of a prompt.", fused),
             Rung("the simulated server", "under load no gap between tokens is longer than a full step.", under_load),

@@ -49,7 +49,7 @@ def accepted(accept, runs, chosen, computed):
         ("a run ends after run_length(slots, row) rows: what follows belongs to another sequence.", beyond),
         ("only the first row of a run gets the count, the others 0.", everywhere),
         ("only the first row of a run gets a count, the others 0: ask begins_run(slots, row).", of_each),
-        ("counts of rows that begin no run are 0, and somebody has to write that.", np.where(right > 0, right, UNWRITTEN_COUNT)),
+        ("counts of rows that begin no run are 0, and your kernel has to write that.", np.where(right > 0, right, UNWRITTEN_COUNT)),
     ])  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def fast_enough(entry: Callable, place: str, prepare: Callable[[Any, Noise], Pro
     expect("out", result, own_result.astype(np.float64), tolerance=TOLERANCE)
     report = f"{machine.speed_in_words(problem, seconds)}; the package's own kernel: {machine.speed_in_words(problem, own_seconds)}"
     if own_seconds < ASKED * seconds:
-        raise Mismatch(f"{report}.\nAt least half of the package's own speed is asked for.\nLikely cause: {advice}")
+        raise Mismatch(f"{report}.\nIt has to reach at least half of the package's own speed.\nLikely cause: {advice}")
     return report
 
 
