@@ -19,7 +19,7 @@ WARM_UP, REPLAYS = 3, 15
 # The GEMMs of a layer, in order, by the names of costs/.
 PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")
 PRODUCTS_WITH_EXPERTS = ("qkv projection", "output projection", "router", "expert up projections", "expert down projections")
-GEMMS = ("matmul", "gate_up_gemv", "down_gemv", "grouped_gemm")  # beginnings of their kernels' names
+GEMMS = ("matmul", "normed_router", "gate_up_gemv", "down_gemv", "grouped_gemm")  # beginnings of their kernels' names
 
 
 class StepParts(NamedTuple):

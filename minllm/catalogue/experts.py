@@ -31,6 +31,9 @@ from minllm.kernels.experts.gather_gemv import FEATURES, down_gemv, gate_up_gemv
 from minllm.kernels.experts.gather_rows import gather_rows as launch_gather_rows
 from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
 from minllm.kernels.experts.grouped_wgmma import TOKENS, wgmma_down, wgmma_gate_up
+from minllm.kernels.experts.normed_router import ROWS as ROWS_OF_ROUTER
+from minllm.kernels.experts.normed_router import WARPS as WARPS_OF_ROUTER
+from minllm.kernels.experts.normed_router import normed_router as launch_normed_router
 from minllm.kernels.experts.persistent_wgmma import PIECE, PersistentTiling, persistent_down, persistent_gate_up
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
 from minllm.kernels.experts.routing import route as launch_route
@@ -99,6 +102,23 @@ def touched_by(logits, chosen):
 
 
 @describes
+def normed_router(tokens, experts, hidden, dtype=BFLOAT16):
+    """The norm before the experts and the router's logits."""
+    size, row, blocks = tokens * hidden * dtype.itemsize, hidden * dtype.itemsize, ceil_div(experts, WARPS_OF_ROUTER * ROWS_OF_ROUTER)
+    of_router = blocks * WARPS_OF_ROUTER * ROWS_OF_ROUTER * row  # the last block's warps read the last row again
+    asked = dict(x=blocks * size, norm=blocks * size, router=tokens * of_router, normalised=size, logits=4 * tokens * experts)
+    return Launch(
+        arrays=lambda noise: dict(
+            x=noise.array((tokens, hidden), dtype), norm=noise.array((hidden,), dtype),
+            router=noise.array((experts, hidden), dtype, hidden**-0.5), normalised=noise.unwritten((tokens, hidden), dtype),
+            logits=noise.unwritten((tokens, experts), FLOAT32),
+        ),
+        **beside(launch_normed_router, "normalised", "logits", epsilon=EPSILON),
+        moved=Moved(asked, dict(x=size, norm=row, router=experts * row)),
+    )  # fmt: skip
+
+
+@describes
 def route(tokens, experts, chosen, normalized=True, special=False):
     """The router's choice; special: with equal logits, NaN and infinities."""
 
@@ -110,7 +130,8 @@ def route(tokens, experts, chosen, normalized=True, special=False):
         arrays,
         call=calls(launch_route, normalized=normalized),
         reference=returns(("expert_ids", "weights"), route_reference, per_token=chosen, normalized=normalized),
-        moved=Moved(dict(logits=4 * tokens * experts, expert_ids=4 * tokens * chosen, weights=4 * tokens * chosen)),
+        moved=Moved(dict(weights=4 * tokens * chosen)),  # and at least 4 T E bytes of logits, 4 T k of expert_ids, which are read again
+        indices=("logits", "expert_ids"),
         rows=("logits", "expert_ids", "weights"),
         exact=("expert_ids",),
     )
@@ -435,9 +456,11 @@ def gated_add(tokens, hidden, dtype=BFLOAT16):
 
 def compiled():
     """Launches of Qwen3-30B-A3B: GEMVs that hold many loads in flight, and tiles on tensor cores."""
-    yield MachineCode("experts/route", route(1, 128, 8), blocks=2)
-    yield MachineCode("experts/sort_by_expert", sort_by_expert(64, 128, 8), blocks=4)
-    yield MachineCode("experts/sort_by_choice", sort_by_choice(64, 128, 8), blocks=1, contains=("REDUX.MAX",))
+    for dtype in (BFLOAT16, FLOAT16):
+        yield MachineCode(f"experts/normed_router/{dtype}", normed_router(16, 128, 2048, dtype), blocks=2, contains=WIDE)
+    yield MachineCode("experts/route", route(1, 128, 8), blocks=8, contains=("*REDUX.MAX*",))
+    yield MachineCode("experts/sort_by_expert", sort_by_expert(64, 128, 8), blocks=1)
+    yield MachineCode("experts/sort_by_choice", sort_by_choice(64, 128, 8), blocks=1, contains=("*REDUX.MAX*",))
     for dtype in DTYPES:
         for name, norm in (("", False), ("_with_norm", True)):
             launch = gathered_gate_up(1, **A3B, dtype=dtype, norm=norm)
@@ -447,7 +470,7 @@ def compiled():
         for residual in (False, True):
             launch = gathered_down(1, **A3B, dtype=dtype, residual=residual)
             name = "vectors_with_residual" if residual else "vectors"
-            yield MachineCode(f"experts/down_gemv/{name}/{dtype}", launch, blocks=2, contains=(*STREAMED, "REDUX.MAX"))
+            yield MachineCode(f"experts/down_gemv/{name}/{dtype}", launch, blocks=2, contains=(*STREAMED, "*REDUX.MAX*"))
         yield MachineCode(f"experts/down_gemv/elements/{dtype}", gathered_down(1, 5, 2, 19, 7, dtype), blocks=4)
         yield MachineCode(f"experts/combine/vectors/{dtype}", combine(64, 8, 2048, dtype), blocks=16, contains=WIDE)
         yield MachineCode(f"experts/combine/elements/{dtype}", combine(2, 3, 19, dtype), blocks=16)
@@ -507,6 +530,7 @@ def small_with_codes():
 
 def small():
     """Odd sizes: experts without tokens, more pairs than a tile holds, columns beyond the last tile."""
+    yield from each(normed_router, ((3, 5, 72), (2, 17, 520), (1, 33, 2056)), dtype=(BFLOAT16, FLOAT16))
     yield from each(route, ((3, 9, 3), (2, 130, 8), (5, 4, 1), (1, 32, 32)), normalized=(True, False))
     yield route(4, 37, 5, special=True)
     yield from each(sort_by_expert, ((1, 9, 3), (70, 7, 4), (3, 34, 8), (33, 1, 1)))
@@ -524,7 +548,7 @@ def small():
     yield grouped_projection(11, 3, 2, 64, 64, tiling=SMALL_TILING)
     for tiling in TILINGS.values():
         yield grouped_up(9, 3, 2, 72, 40, tiling=tiling._replace(stages=2))
-    yield from each(gather_rows, ((3, 5, 2, 72), (1, 4, 3, 1032)), dtype=DTYPES)
+    yield from each(gather_rows, ((3, 5, 2, 72), (1, 4, 3, 2056)), dtype=DTYPES)
     for dtype in (BFLOAT16, FLOAT16):
         yield wgmma_up(40, 3, 2, 72, 40, dtype, FlatWgmmaTiling(1, 2))
         yield wgmma_projection(40, 3, 2, 40, 72, dtype, FlatWgmmaTiling(1, 2))
@@ -546,6 +570,8 @@ def large():
     for tokens in (1, 4):
         yield gathered_gate_up(tokens, **few, norm=True)
         yield gathered_down(tokens, **few, residual=True)
+    for tokens in (8, 32):
+        yield normed_router(tokens, 128, 2048)
     for tokens in (8, 16, 64, 300, 1000):
         yield route(tokens, 128, 8)
         yield sort_by_expert(tokens, 128, 8)
@@ -602,6 +628,7 @@ def measured():
     yield Measured(gather_rows(2048, 128, 8, 2048), "gather_rows", "2048 tokens, 8 of 128 experts, 2048 features, bfloat16")
     yield Measured(combine(2048, 8, 2048), "combine", "2048 tokens, 8 experts each, 2048 features, bfloat16")
     yield Measured(combine_norm(2048, 8, 2048), "combine_norm", "2048 tokens, 8 experts each, 2048 features, bfloat16")
+    yield Measured(normed_router(16, 128, 2048), "normed_router", "16 tokens, 128 experts, 2048 features, bfloat16", unit=MICROSECONDS)
     for tokens in (64, 2048):
         case = f"{tokens} tokens, 8 of 128 experts"
         for variant, describe in (("route", route), ("sort_by_expert", sort_by_expert), ("sort_by_choice", sort_by_choice)):

@@ -1,7 +1,7 @@
 """A mixture of experts on a GPU: the router's GEMM and choice, then the chosen experts' feed-forwards (kernels/experts).
 
     one token      router and gather GEMVs, fused with the norm before them and the residual addition after them
-    a few tokens   gather GEMVs, which find the chosen experts by themselves and read one choice after another
+    a few tokens   norm and router in one kernel; gather GEMVs, which find the chosen experts themselves and read one choice after another
     more           a counting sort, up to 64 tokens in the kernel of the choice, brings the tokens of each expert together, for two grouped
                    GEMMs; combine adds a token's experts, and with them the residual and the next layer's norm, unless other ranks add too
     prompts        the same on Hopper, by TMA and wgmma, which needs the rows of x in the order of experts
@@ -24,9 +24,12 @@ from minllm.kernels.experts.gather_gemv import MOST_TOKENS, down_gemv, gate_up_g
 from minllm.kernels.experts.gather_rows import gather_rows
 from minllm.kernels.experts.grouped_gemm import fits, grouped_down, grouped_gate_up
 from minllm.kernels.experts.grouped_wgmma import takes, wgmma_down, wgmma_gate_up
+from minllm.kernels.experts.normed_router import fits as fits_normed_router
+from minllm.kernels.experts.normed_router import normed_router
 from minllm.kernels.experts.routing import route
 from minllm.kernels.experts.sort_by_choice import MOST_TOKENS as MOST_SORTED_TOKENS
 from minllm.kernels.experts.sort_by_choice import sort_by_choice
+from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.ops.cuda_linear import CudaLinear
 from minllm.ops.protocol import Array, NormWeights, Routing
 from minllm.runtime.device import HOPPER
@@ -39,7 +42,10 @@ class CudaExperts(CudaLinear):
 
     def experts(self, x: Array, router: Array, gate_up: Linear, down: Linear, routing: Routing) -> Array:
         """The weighted sum of each token's chosen experts: [T, hidden]."""
-        logits = self._matmul(x, plain_linear(router), np.dtype(np.float32))  # [T, experts]
+        return self._of_logits(x, self._matmul(x, plain_linear(router), np.dtype(np.float32)), gate_up, down, routing)
+
+    def _of_logits(self, x: Array, logits: Array, gate_up: Linear, down: Linear, routing: Routing) -> Array:
+        """The experts that the router's logits [T, experts] choose."""
         out = self.empty(x.shape, self.dtype)
         if self._gathers(x, gate_up, down):
             activated = self._activated(x, gate_up, routing)
@@ -59,7 +65,7 @@ class CudaExperts(CudaLinear):
         to_logits = plain_linear(router)
         launcher = self._fused(to_logits.format.kernels.normed_linear, x, residual, to_logits, norm)
         if launcher is None:
-            return self._experts_and_norm(*self.add_norm(x, residual, norm), router, gate_up, down, routing, next_norm)
+            return self._experts_and_norm(*self._normed_logits(x, residual, norm, router), gate_up, down, routing, next_norm)
         fused: dict[str, Any] = dict(norm=norm.weight, epsilon=norm.epsilon)
         logits = self.empty((x.shape[0], routing.experts), np.float32)
         launcher(x, router, logits, None, self.stream, **fused)
@@ -68,14 +74,22 @@ class CudaExperts(CudaLinear):
         down_gemv(activated, logits, routing.normalized, down.weight, out, x, self.stream)
         return out, None
 
+    def _normed_logits(self, x: Array, residual: Array, norm: NormWeights, router: Array) -> tuple[Array, Array, Array]:
+        """(normalised, residual, logits) of add_norm and the router, in one kernel if the stream is a DeferredNorm of a few tokens."""
+        if not isinstance(x, DeferredNorm) or not fits_normed_router(x.stream, norm.weight, router):
+            normalised, residual = self.add_norm(x, residual, norm)
+            return normalised, residual, self._matmul(normalised, plain_linear(router), np.dtype(np.float32))
+        normalised, logits = self.empty(x.shape, self.dtype), self.empty((x.shape[0], router.shape[0]), np.float32)
+        normed_router(x.stream, norm.weight, router, normalised, logits, norm.epsilon, self.stream)
+        return normalised, x.stream, logits
+
     def _experts_and_norm(
-        self, x: Array, residual: Array, router: Array, gate_up: Linear, down: Linear, routing: Routing, norm: NormWeights | None
+        self, x: Array, residual: Array, logits: Array, gate_up: Linear, down: Linear, routing: Routing, norm: NormWeights | None
     ) -> tuple[Array, Array | None]:  # fmt: skip
         """The residual stream, as a pair, after adding the experts of x; with its norm if the kernel that adds them can compute it."""
         known = norm is not None and norm.kind == "rms_norm" and "rms_norm" not in self.own
         if not known or self._gathers(x, gate_up, down) or not fits_combine_norm(residual, norm.weight):
-            return self.experts(x, router, gate_up, down, routing), residual
-        logits = self._matmul(x, plain_linear(router), np.dtype(np.float32))
+            return self._of_logits(x, logits, gate_up, down, routing), residual
         outputs, weights = self._outputs(x, logits, gate_up, down, routing)
         normalised = self.empty(residual.shape, self.dtype)
         combine_norm(outputs, weights, residual, norm.weight, normalised, norm.epsilon, self.stream)

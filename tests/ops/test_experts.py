@@ -6,7 +6,10 @@ import pytest
 
 from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.experts.counting_sort import sort_by_expert_reference
+from minllm.kernels.experts.normed_router import normed_router
+from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.models.decoder import forward
+from minllm.ops import cuda_experts
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.own_kernels import as_own_kernel
@@ -105,5 +108,25 @@ def test_the_sum_of_experts_computes_the_next_norm(tokens, next_norm, fused):
 
     (begun, ours), (_, theirs) = stream(CudaOps("bfloat16", simulated=True)), stream(NumpyOps("bfloat16"))
     assert isinstance(begun, NormedStream) == fused
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-2 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("tokens", [3, 7])
+def test_a_deferred_norm_is_finished_beside_the_routers_logits(tokens, monkeypatch):
+    """In one kernel, before GEMVs and before grouped GEMMs."""
+    launched = []
+    monkeypatch.setattr(cuda_experts, "normed_router", lambda *arguments: launched.append(arguments) or normed_router(*arguments))
+    stream = np.random.default_rng(tokens).standard_normal((tokens, 16)).astype(ml_dtypes.bfloat16)
+
+    def after(ops, x):
+        layer = small_model("qwen3_moe", ops).weights.layers[0]
+        mlp = layer.mlp
+        pair = ops.normed_experts(x, None, mlp.norm, mlp.router, mlp.gate_up, mlp.down, mlp.routing, next_norm=layer.attention.norm)
+        return [one.astype(np.float32) for one in ops.add_norm(*pair, layer.attention.norm)]
+
+    ours = after(CudaOps("bfloat16", simulated=True), DeferredNorm(stream.copy(), None, None, 1e-6))
+    theirs = after(NumpyOps("bfloat16"), stream.copy())
+    assert len(launched) == 1
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-2 * np.abs(other).max())

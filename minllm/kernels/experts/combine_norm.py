@@ -77,8 +77,9 @@ def combine_norm_kernel(dtype, chosen: int, pieces: int):
                 load(residual, row + i, values, 0)
                 for j in range(width):
                     total[at + j] += values[j]
+                store(residual, row + i, total, at)  # and leaves the rounded numbers in total
+                for j in range(width):
                     sum_of_squares += total[at + j] * total[at + j]
-                store(residual, row + i, total, at)
         inverse_rms = libdevice.rsqrtf(block_sum(sum_of_squares, partials) / float32(hidden) + epsilon)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width

@@ -22,7 +22,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import ALL_LANES, WARP, warp_sum
 
-WARPS = 8
+WARPS = 32
 
 
 def sort_by_expert_reference(expert_ids: np.ndarray, experts: int) -> tuple[np.ndarray, np.ndarray]:
