@@ -30,16 +30,12 @@ from minllm.kernels.experts.gated_add import gated_add as launch_gated_add
 from minllm.kernels.experts.gather_gemv import FEATURES, down_gemv, gate_up_gemv
 from minllm.kernels.experts.gather_rows import gather_rows as launch_gather_rows
 from minllm.kernels.experts.grouped_gemm import TILINGS, GroupedTiling, grouped_down, grouped_gate_up
-from minllm.kernels.experts.grouped_wgmma import TOKENS, wgmma_down, wgmma_gate_up
+from minllm.kernels.experts.grouped_wgmma import PIECE, GroupedWgmmaTiling, wgmma_down, wgmma_gate_up
 from minllm.kernels.experts.normed_router import ROWS as ROWS_OF_ROUTER
 from minllm.kernels.experts.normed_router import WARPS as WARPS_OF_ROUTER
 from minllm.kernels.experts.normed_router import normed_router as launch_normed_router
-from minllm.kernels.experts.persistent_wgmma import PIECE, PersistentTiling, persistent_down, persistent_gate_up
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference, route_reference
 from minllm.kernels.experts.routing import route as launch_route
-from minllm.kernels.experts.sort_by_choice import sort_by_choice as launch_sort_by_choice
-from minllm.kernels.experts.sort_by_choice import sort_by_choice_reference
-from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 
 A3B = dict(experts=128, chosen=8, hidden=2048, inner=768)  # Qwen3-30B-A3B
@@ -151,26 +147,6 @@ def sort_by_expert(tokens, experts, chosen):
         **beside(launch_sort, "pairs", "offsets", experts=experts),
         moved=Moved(dict(expert_ids=8 * experts * pairs, pairs=4 * pairs, offsets=4 * (experts + 1)), dict(expert_ids=4 * pairs)),
         exact=True,
-    )
-
-
-@describes
-def sort_by_choice(tokens, experts, chosen, normalized=True, special=False):
-    """The router's choice, and its pairs in the order of experts; special: with equal logits, NaN and infinities."""
-
-    def arrays(noise):
-        return dict(
-            logits=router_logits(noise, tokens, experts, special), weights=noise.unwritten((tokens, chosen), FLOAT32),
-            pairs=noise.unwritten((tokens * chosen,), np.int32), offsets=noise.unwritten((experts + 1,), np.int32),
-        )  # fmt: skip
-
-    return Launch(
-        arrays,
-        call=calls(launch_sort_by_choice, normalized=normalized),
-        reference=returns(("weights", "pairs", "offsets"), sort_by_choice_reference, per_token=chosen, normalized=normalized),
-        moved=Moved(dict(weights=4 * tokens * chosen, pairs=4 * tokens * chosen, offsets=4 * (experts + 1))),
-        indices=("logits",),
-        exact=("pairs", "offsets"),
     )
 
 
@@ -319,19 +295,20 @@ def grouped_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, t
 
 
 def moved_by_wgmma(weight, out, rows, k, dtype, tiling):
-    """moved_by_grouped for the kernel on Hopper, which loads pieces of x by TMA."""
-    b = dtype.itemsize
+    """moved_by_grouped for the kernel on Hopper, which divides an expert's pairs evenly among tiles and loads x by TMA."""
 
     def moved(pairs, offsets, **arrays):
         if tiling is None or k % 64 or rows % tiling.rows:
             return {}
-        bounds = zip(offsets[:-1], offsets[1:], strict=True)
-        firsts = [(first, min(end - first, TOKENS)) for start, end in bounds for first in range(start, end, TOKENS)]
-        tiles = [(first, next(n for n in (32, 64, 128) if count <= n)) for first, count in firsts]
-        loaded, multiplied = sum(min(n, len(pairs) - first) for first, n in tiles), sum(n for _, n in tiles)  # no row is behind the last
+        b, tiles = dtype.itemsize, []
+        for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+            each = -(-(end - start) // max(1, -(-(end - start) // tiling.tokens)) // 8) * 8
+            tiles += [(first, -(-min(each, end - first) // PIECE) * PIECE) for first in range(start, end, max(each, 1))]
+        loaded, multiplied = sum(min(n, len(pairs) - first) for first, n in tiles), sum(n for _, n in tiles)
         asked = dict(x_map=rows // tiling.rows * loaded * k * b, weight_map=len(tiles) * rows * k * b)
         touched = dict(x_map=len(pairs) * k * b, weight_map=np.count_nonzero(np.diff(offsets)) * rows * k * b)
-        return dict(grouped_wgmma_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, 2 * multiplied * rows * k))
+        work = 2 * multiplied * rows * k
+        return dict(grouped_wgmma_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, work))
 
     return moved
 
@@ -364,41 +341,6 @@ def wgmma_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, til
     given = grouped_projection(tokens, experts, chosen, hidden, inner, dtype)
     moved = moved_by_wgmma("down", "out", hidden, inner, dtype, tiling)
     return replace(given, call=calls(wgmma_down, tiling=tiling), moved=moved)
-
-
-def moved_by_persistent(weight, out, rows, k, dtype, tiling):
-    """moved_by_wgmma for persistent blocks, which divide an expert's pairs evenly among tiles."""
-
-    def moved(pairs, offsets, **arrays):
-        if tiling is None or k % 64 or rows % tiling.rows:
-            return {}
-        b, tiles = dtype.itemsize, []
-        for start, end in zip(offsets[:-1], offsets[1:], strict=True):
-            each = -(-(end - start) // max(1, -(-(end - start) // tiling.tokens)) // 8) * 8
-            tiles += [(first, -(-min(each, end - first) // PIECE) * PIECE) for first in range(start, end, max(each, 1))]
-        loaded, multiplied = sum(min(n, len(pairs) - first) for first, n in tiles), sum(n for _, n in tiles)
-        asked = dict(x_map=rows // tiling.rows * loaded * k * b, weight_map=len(tiles) * rows * k * b)
-        touched = dict(x_map=len(pairs) * k * b, weight_map=np.count_nonzero(np.diff(offsets)) * rows * k * b)
-        work = 2 * multiplied * rows * k
-        return dict(persistent_wgmma_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, work))
-
-    return moved
-
-
-@describes
-def persistent_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
-    """Gate and up of each expert's tokens, by blocks that stay."""
-    given = wgmma_up(tokens, experts, chosen, hidden, inner, dtype)
-    moved = moved_by_persistent("gate_up", "out", 2 * inner, hidden, dtype, tiling)
-    return replace(given, call=calls(persistent_gate_up, tiling=tiling), moved=moved)
-
-
-@describes
-def persistent_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
-    """Down of each expert's tokens, by blocks that stay."""
-    given = grouped_projection(tokens, experts, chosen, hidden, inner, dtype)
-    moved = moved_by_persistent("down", "out", hidden, inner, dtype, tiling)
-    return replace(given, call=calls(persistent_down, tiling=tiling), moved=moved)
 
 
 @describes
@@ -459,8 +401,7 @@ def compiled():
     for dtype in (BFLOAT16, FLOAT16):
         yield MachineCode(f"experts/normed_router/{dtype}", normed_router(16, 128, 2048, dtype), blocks=2, contains=WIDE)
     yield MachineCode("experts/route", route(1, 128, 8), blocks=8, contains=("*REDUX.MAX*",))
-    yield MachineCode("experts/sort_by_expert", sort_by_expert(64, 128, 8), blocks=1)
-    yield MachineCode("experts/sort_by_choice", sort_by_choice(64, 128, 8), blocks=1, contains=("*REDUX.MAX*",))
+    yield MachineCode("experts/sort_by_expert", sort_by_expert(64, 128, 8), blocks=4)
     for dtype in DTYPES:
         for name, norm in (("", False), ("_with_norm", True)):
             launch = gathered_gate_up(1, **A3B, dtype=dtype, norm=norm)
@@ -487,10 +428,7 @@ def compiled():
             launch = combine_norm(64, 8, length, dtype)
             yield MachineCode(f"experts/combine_norm/{pieces}/{dtype}", launch, blocks=1, contains=WIDE)
         yield MachineCode(f"experts/gather_rows/{dtype}", gather_rows(2048, 128, 8, 2048, dtype), blocks=12, contains=WIDE)
-        for name, describe in (
-            ("wgmma_gate_up", wgmma_up), ("wgmma_down", wgmma_projection), ("persistent_gate_up", persistent_up),
-            ("persistent_down", persistent_projection),
-        ):  # fmt: skip
+        for name, describe in (("wgmma_gate_up", wgmma_up), ("wgmma_down", wgmma_projection)):
             launch = describe(2048, **A3B, dtype=dtype)
             yield MachineCode(f"experts/{name}/{dtype}", launch, blocks=1, contains=WGMMA, targets=HOPPER)
     yield from compiled_with_codes()
@@ -534,8 +472,6 @@ def small():
     yield from each(route, ((3, 9, 3), (2, 130, 8), (5, 4, 1), (1, 32, 32)), normalized=(True, False))
     yield route(4, 37, 5, special=True)
     yield from each(sort_by_expert, ((1, 9, 3), (70, 7, 4), (3, 34, 8), (33, 1, 1)))
-    yield from each(sort_by_choice, ((3, 9, 3), (40, 5, 2), (5, 70, 8), (1, 4, 1)), normalized=(True, False))
-    yield sort_by_choice(4, 37, 5, special=True)
     yield from each(gathered_gate_up, ((2, 5, 2, 264, 5), (1, 4, 3, 19, 7), (1, 3, 2, 520, 4)), dtype=DTYPES)
     yield from each(gathered_gate_up, ((2, 5, 2, 264, 5), (1, 4, 3, 19, 7)), dtype=DTYPES, norm=[True])
     yield from each(gathered_down, ((2, 5, 3, 5, 264), (1, 4, 2, 7, 19), (1, 9, 8, 3, 40)), dtype=DTYPES)
@@ -550,14 +486,11 @@ def small():
         yield grouped_up(9, 3, 2, 72, 40, tiling=tiling._replace(stages=2))
     yield from each(gather_rows, ((3, 5, 2, 72), (1, 4, 3, 2056)), dtype=DTYPES)
     for dtype in (BFLOAT16, FLOAT16):
-        yield wgmma_up(40, 3, 2, 72, 40, dtype, FlatWgmmaTiling(1, 2))
-        yield wgmma_projection(40, 3, 2, 40, 72, dtype, FlatWgmmaTiling(1, 2))
-        yield persistent_up(40, 3, 2, 72, 40, dtype, PersistentTiling(1, 64, 2))
-        yield persistent_projection(40, 3, 2, 40, 72, dtype, PersistentTiling(1, 64, 2))
-    yield wgmma_up(330, 2, 1, 64, 32, tiling=FlatWgmmaTiling(1, 2))
-    yield persistent_up(330, 2, 1, 64, 64, tiling=PersistentTiling(1, 96, 2))
-    yield persistent_projection(330, 2, 1, 64, 128, tiling=PersistentTiling(1, 96, 2))
-    yield persistent_up(50, 4, 2, 136, 136, tiling=PersistentTiling(2, 32, 3))
+        yield wgmma_up(40, 3, 2, 72, 40, dtype, GroupedWgmmaTiling(1, 64, 2))
+        yield wgmma_projection(40, 3, 2, 40, 72, dtype, GroupedWgmmaTiling(1, 64, 2))
+    yield wgmma_up(330, 2, 1, 64, 64, tiling=GroupedWgmmaTiling(1, 96, 2))
+    yield wgmma_projection(330, 2, 1, 64, 128, tiling=GroupedWgmmaTiling(1, 96, 2))
+    yield wgmma_up(50, 4, 2, 136, 136, tiling=GroupedWgmmaTiling(2, 32, 3))
     yield from each(combine, ((3, 8, 72), (2, 3, 19), (1, 1, 520)), dtype=DTYPES, residual=(False, True))
     yield from each(combine_norm, ((3, 8, 72), (2, 1, 520), (1, 3, 8)), dtype=(BFLOAT16, FLOAT16))
     yield from each(gated_add, ((3, 72), (2, 19), (1, 520)), dtype=DTYPES)
@@ -575,14 +508,10 @@ def large():
     for tokens in (8, 16, 64, 300, 1000):
         yield route(tokens, 128, 8)
         yield sort_by_expert(tokens, 128, 8)
-        if tokens <= 64:
-            yield sort_by_choice(tokens, 128, 8)
         yield grouped_up(tokens, **few)
         yield grouped_projection(tokens, **few)
         yield wgmma_up(tokens, **few)
         yield wgmma_projection(tokens, **few)
-        yield persistent_up(tokens, **few)
-        yield persistent_projection(tokens, **few)
         yield combine(tokens, 8, 2048)
         yield combine_norm(tokens, 8, 2048)
 
@@ -618,10 +547,7 @@ def measured():
             for tokens in (32, 512):
                 yield measured_grouped(variant, describe, matrices, tokens, form)
     case, pairs = "2048 tokens, 8 of 128 experts, 2048 x 768, bfloat16", 2048 * 8
-    for variant, describe, matrices in (
-        ("wgmma_gate_up", wgmma_up, 2), ("wgmma_down", wgmma_projection, 1), ("persistent_gate_up", persistent_up, 2),
-        ("persistent_down", persistent_projection, 1),
-    ):  # fmt: skip
+    for variant, describe, matrices in (("wgmma_gate_up", wgmma_up, 2), ("wgmma_down", wgmma_projection, 1)):
         work, set_bytes = 2 * pairs * matrices * OF_MATRIX, 128 * matrices * OF_MATRIX * 2
         launch, peers = describe(2048, **A3B), ("_grouped_mm", "cuBLAS, expert by expert")
         yield Measured(launch, variant, case, unit=TFLOP_S, work=work, set_bytes=set_bytes, peers=peers)
@@ -631,6 +557,5 @@ def measured():
     yield Measured(normed_router(16, 128, 2048), "normed_router", "16 tokens, 128 experts, 2048 features, bfloat16", unit=MICROSECONDS)
     for tokens in (64, 2048):
         case = f"{tokens} tokens, 8 of 128 experts"
-        for variant, describe in (("route", route), ("sort_by_expert", sort_by_expert), ("sort_by_choice", sort_by_choice)):
-            if tokens <= 64 or variant != "sort_by_choice":
-                yield Measured(describe(tokens, 128, 8), variant, case, unit=MICROSECONDS, work=0, set_bytes=ONE_SET)
+        for variant, describe in (("route", route), ("sort_by_expert", sort_by_expert)):
+            yield Measured(describe(tokens, 128, 8), variant, case, unit=MICROSECONDS, work=0, set_bytes=ONE_SET)

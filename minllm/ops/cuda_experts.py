@@ -2,8 +2,8 @@
 
     one token      router and gather GEMVs, fused with the norm before them and the residual addition after them
     a few tokens   norm and router in one kernel; gather GEMVs, which find the chosen experts themselves and read one choice after another
-    more           a counting sort, up to 64 tokens in the kernel of the choice, brings the tokens of each expert together, for two grouped
-                   GEMMs; combine adds a token's experts, and with them the residual and the next layer's norm, unless other ranks add too
+    more           a counting sort brings the tokens of each expert together, for two grouped GEMMs; combine adds a token's experts, and
+                   with them the residual and the next layer's norm, unless other ranks add to the result
     prompts        the same on Hopper, by TMA and wgmma, which needs the rows of x in the order of experts
 
 float32 and rows that are not whole 16-byte vectors take the GEMVs for any number of tokens. Weights in int4 and fp8 take GEMVs and grouped
@@ -27,8 +27,6 @@ from minllm.kernels.experts.grouped_wgmma import takes, wgmma_down, wgmma_gate_u
 from minllm.kernels.experts.normed_router import fits as fits_normed_router
 from minllm.kernels.experts.normed_router import normed_router
 from minllm.kernels.experts.routing import route
-from minllm.kernels.experts.sort_by_choice import MOST_TOKENS as MOST_SORTED_TOKENS
-from minllm.kernels.experts.sort_by_choice import sort_by_choice
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.ops.cuda_linear import CudaLinear
 from minllm.ops.protocol import Array, NormWeights, Routing
@@ -115,15 +113,11 @@ class CudaExperts(CudaLinear):
         return out
 
     def _sorted(self, logits: Array, routing: Routing) -> tuple[Array, Array, Array]:
-        """(weights [T, per_token], pairs [T * per_token], offsets [experts + 1]) of the chosen experts, in one kernel for a few tokens."""
-        tokens = logits.shape[0]
-        weights, pairs = self.empty((tokens, routing.per_token), np.float32), self.empty((tokens * routing.per_token,), np.int32)
-        offsets = self.empty((routing.experts + 1,), np.int32)
-        if tokens <= MOST_SORTED_TOKENS and self.variants.get("matmul") != "fixed_order" and "sort_by_expert" not in self.own:
-            sort_by_choice(logits, weights, pairs, offsets, routing.normalized, self.stream)
-            return weights, pairs, offsets
-        expert_ids = self.empty(weights.shape, np.int32)
+        """(weights [T, per_token], pairs [T * per_token], offsets [experts + 1]) of the chosen experts."""
+        shape = (logits.shape[0], routing.per_token)
+        expert_ids, weights = self.empty(shape, np.int32), self.empty(shape, np.float32)
         route(logits, expert_ids, weights, routing.normalized, self.stream)
+        pairs, offsets = self.empty((expert_ids.size,), np.int32), self.empty((routing.experts + 1,), np.int32)
         self._launcher("sort_by_expert", sort_by_expert)(expert_ids, pairs, offsets, stream=self.stream)
         return weights, pairs, offsets
 

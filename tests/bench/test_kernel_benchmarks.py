@@ -49,8 +49,7 @@ LAUNCHERS = {
            "quantize_groups", "move_window"},
     "sampling": {*RULES, "log_probabilities"},
     "slots": {"write_slots", "load_rows", "advance"},
-    "experts": {"normed_router", "route", "sort_by_expert", "sort_by_choice", "gather_rows", "wgmma_gate_up", "wgmma_down",
-                "persistent_gate_up", "persistent_down", "combine", "combine_norm", *(
+    "experts": {"normed_router", "route", "sort_by_expert", "gather_rows", "wgmma_gate_up", "wgmma_down", "combine", "combine_norm", *(
         f"{name}{form}" for form in ("", "_int4", "_fp8") for name in ("gate_up_gemv", "down_gemv", "grouped_gate_up", "grouped_down")
     )},
     "quantised": {"chosen", "int4_naive", *INT8.variants, *INT4.variants, *NF4.variants},

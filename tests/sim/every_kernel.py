@@ -61,6 +61,7 @@ ROUNDED = {
     "log_probability_parts_kernel": APPROXIMATE,
     "log_probabilities_of_parts_kernel": APPROXIMATE,
     "distribution_kernel": APPROXIMATE,
+    "normed_router_kernel": APPROXIMATE,  # its logits
     "split_tensor_core_kernel": TRUNCATED,
     "split_quantized_kernel": TRUNCATED,
     "fixed_split_kernel": TRUNCATED,

@@ -14,7 +14,7 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.arguments import check_array
@@ -24,7 +24,7 @@ from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.normalization.row import row_in_registers
 from minllm.kernels.reduction import block_sum
-from minllm.kernels.vector import vector_access
+from minllm.kernels.vector import load_words, vector_access, vector_unpack
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -47,34 +47,42 @@ def combine_norm_reference(outputs, weights, residual, norm, epsilon):
 
 
 @functools.cache
-def combine_norm_kernel(dtype, chosen: int, pieces: int):
-    """The kernel for `chosen` experts per token, in which each thread holds `pieces` vectors of the row."""
-    width, load, store = vector_access(dtype)
-    held = pieces * width
+def combine_norm_kernel(dtype, chosen: int, threads: int, pieces: int):
+    """The kernel for `chosen` experts per token, and rows of which each of `threads` threads holds `pieces` vectors."""
+    (width, load, store), unpack = vector_access(dtype), vector_unpack(dtype)
+    held, words_in_flight = pieces * width, 4 * chosen
 
-    @kernel(launch_bounds=(1024, 1), dependent_launch=True)
+    @cuda.jit(device=True)
+    def added(outputs, weights, first, hidden, token, words, values, total, at):
+        """total[at:] += the vectors of a token's experts, from element `first` of its first output on; all loads are in flight at once."""
+        for place in range(chosen):
+            load_words(outputs, first + place * hidden, words, 4 * place)
+        for place in range(chosen):
+            unpack(words, 4 * place, values, 0)
+            for j in range(width):
+                total[at + j] += weights[token, place] * values[j]
+
+    @kernel(launch_bounds=(threads, 1), dependent_launch=True)
     def combine_norm_kernel(outputs, weights, residual, norm, out, epsilon):
         """outputs [T * k, H], weights [T, k], residual, out [T, H], norm [H]; a block per token."""
         token, hidden = cuda.blockIdx.x, out.shape[1]
         row, partials = token * hidden, cuda.shared.array(WARP, float32)
         total, scales = cuda.local.array(held, float32), cuda.local.array(held, float32)
-        values = cuda.local.array(width, float32)
+        words, values, before = cuda.local.array(words_in_flight, uint32), cuda.local.array(width, float32), cuda.local.array(4, uint32)
         for piece in range(pieces):
-            i = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width
+            i = (piece * threads + cuda.threadIdx.x) * width
             if i < hidden:
                 load(norm, i, scales, piece * width)  # no kernel writes it, so this load may overlap the preceding kernel
         wait_for_predecessors()
         sum_of_squares = float32(0)
         for piece in range(pieces):
-            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            i, at = (piece * threads + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
+                load_words(residual, row + i, before, 0)
                 for j in range(width):
                     total[at + j] = float32(0)
-                for place in range(chosen):
-                    load(outputs, (token * chosen + place) * hidden + i, values, 0)
-                    for j in range(width):
-                        total[at + j] += weights[token, place] * values[j]
-                load(residual, row + i, values, 0)
+                added(outputs, weights, token * chosen * hidden + i, hidden, token, words, values, total, at)
+                unpack(before, 0, values, 0)
                 for j in range(width):
                     total[at + j] += values[j]
                 store(residual, row + i, total, at)  # and leaves the rounded numbers in total
@@ -82,7 +90,7 @@ def combine_norm_kernel(dtype, chosen: int, pieces: int):
                     sum_of_squares += total[at + j] * total[at + j]
         inverse_rms = libdevice.rsqrtf(block_sum(sum_of_squares, partials) / float32(hidden) + epsilon)
         for piece in range(pieces):
-            i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
+            i, at = (piece * threads + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
                 for j in range(width):
                     total[at + j] *= inverse_rms * scales[at + j]
@@ -113,4 +121,4 @@ def combine_norm(outputs, weights, residual, norm, out, epsilon, stream=None) ->
     check(shape is not None, f"rows of {hidden} {residual.dtype} are not whole vectors in a block's registers: take combine and rms_norm")
     block, pieces = shape
     arguments = (outputs, weights, residual, norm, out, float(epsilon))
-    launch(combine_norm_kernel(residual.dtype, chosen, pieces), tokens, block, arguments, stream)
+    launch(combine_norm_kernel(residual.dtype, chosen, block, pieces), tokens, block, arguments, stream)

@@ -22,7 +22,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import ALL_LANES, WARP, warp_sum
 
-WARPS = 32
+WARPS, MOST_WARPS, PAIRS_OF_FEW_WARPS = 8, 32, 2048  # more warps take longer to meet, and pay for prompts
 
 
 def sort_by_expert_reference(expert_ids: np.ndarray, experts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -34,10 +34,11 @@ def sort_by_expert_reference(expert_ids: np.ndarray, experts: int) -> tuple[np.n
 
 @kernel(dependent_launch=True)
 def sort_by_expert_kernel(expert_ids, pairs, offsets):
-    """expert_ids, pairs [P], offsets [E + 1]; a block of WARPS warps per expert."""
+    """expert_ids, pairs [P], offsets [E + 1]; a block per expert, of up to MOST_WARPS warps."""
     wait_for_predecessors()
     expert, lane, warp = int32(cuda.blockIdx.x), int32(cuda.threadIdx.x % WARP), int32(cuda.threadIdx.x // WARP)
-    each = int32((pairs.shape[0] + WARP * WARPS - 1) // (WARP * WARPS) * WARP)  # pairs per warp, a multiple of WARP
+    warps = int32(cuda.blockDim.x) // WARP
+    each = int32((pairs.shape[0] + WARP * warps - 1) // (WARP * warps) * WARP)  # pairs per warp, a multiple of WARP
     begin = int32(warp * each)
     end = int32(min(begin + each, pairs.shape[0]))
     lower, same = int32(0), int32(0)
@@ -45,13 +46,13 @@ def sort_by_expert_kernel(expert_ids, pairs, offsets):
         other = expert_ids[pair]
         lower += other < expert
         same += other == expert
-    counts = cuda.shared.array((2, WARPS), int32)
+    counts = cuda.shared.array((2, MOST_WARPS), int32)
     lower, same = warp_sum(lower), warp_sum(same)
     if lane == 0:
         counts[0, warp], counts[1, warp] = lower, same
     cuda.syncthreads()
     first = int32(0)
-    for other in range(WARPS):
+    for other in range(warps):
         first += counts[0, other]
     if warp == 0 and lane == 0:
         offsets[expert] = first
@@ -78,4 +79,5 @@ def sort_by_expert(expert_ids, pairs, offsets, stream=None) -> None:
     check_array("expert_ids", expert_ids, INDEX_DTYPES, tokens=None, chosen=None)
     check_array("pairs", pairs, INDEX_DTYPES, pairs=expert_ids.shape[0] * expert_ids.shape[1])
     check_array("offsets", offsets, INDEX_DTYPES, experts_and_end=None)
-    launch(sort_by_expert_kernel, offsets.shape[0] - 1, WARPS * WARP, (expert_ids.reshape(-1), pairs, offsets), stream)
+    warps = WARPS if pairs.shape[0] <= PAIRS_OF_FEW_WARPS else MOST_WARPS
+    launch(sort_by_expert_kernel, offsets.shape[0] - 1, warps * WARP, (expert_ids.reshape(-1), pairs, offsets), stream)

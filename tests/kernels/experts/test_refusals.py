@@ -6,20 +6,13 @@ import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.experts.combine_norm import combine_norm
-from minllm.kernels.experts.persistent_wgmma import PersistentTiling, persistent_gate_up
-from minllm.kernels.experts.sort_by_choice import sort_by_choice
+from minllm.kernels.experts.grouped_wgmma import GroupedWgmmaTiling, wgmma_gate_up
 
 BFLOAT16 = ml_dtypes.bfloat16
 
 
 def zeros(*shape, dtype=BFLOAT16):
     return np.zeros(shape, dtype)
-
-
-def test_more_tokens_than_a_block_chooses_for():
-    with pytest.raises(KernelArgumentError, match="65 tokens; a block chooses for up to 64: take route and sort_by_expert"):
-        logits, weights = zeros(65, 4, dtype=np.float32), zeros(65, 2, dtype=np.float32)
-        sort_by_choice(logits, weights, zeros(130, dtype=np.int32), zeros(5, dtype=np.int32), True)
 
 
 @pytest.mark.parametrize("hidden", [12, 32768])
@@ -30,10 +23,10 @@ def test_rows_that_registers_do_not_hold(hidden):
 
 
 @pytest.mark.parametrize(("inner", "tiling", "reason"), [
-    (12, None, "begin on multiples of 16 bytes"), (8, PersistentTiling(1, 40, 2), "whole 32s of tokens"),
-    (8, PersistentTiling(2, 256, 5), "bytes of shared memory; a block has"),
+    (12, None, "begin on multiples of 16 bytes"), (8, GroupedWgmmaTiling(1, 40, 2), "whole 32s of tokens"),
+    (8, GroupedWgmmaTiling(2, 256, 5), "bytes of shared memory; a block has"),
 ])  # fmt: skip
 def test_tiles_that_do_not_fit(inner, tiling, reason):
     with pytest.raises(KernelArgumentError, match=reason):
         offsets = np.array([0, 1], np.int32)
-        persistent_gate_up(zeros(1, 8), zeros(1, dtype=np.int32), offsets, zeros(2 * inner, 8), zeros(1, inner), tiling=tiling)
+        wgmma_gate_up(zeros(1, 8), zeros(1, dtype=np.int32), offsets, zeros(2 * inner, 8), zeros(1, inner), tiling=tiling)
