@@ -100,6 +100,7 @@ from minllm.ptx.convert import (
 from minllm.ptx.convert_fp8 import (
     e4m3x2_to_f16x2,
     pack_e4m3x2,
+    pack_e4m3x4,
     pack_e5m2x2,
     unpack_e4m3x2,
     unpack_e5m2x2,
@@ -306,6 +307,7 @@ __all__ = [
     "movmatrix_trans",
     "pack_bf16x2",
     "pack_e4m3x2",
+    "pack_e4m3x4",
     "pack_e5m2x2",
     "pack_f16x2",
     "prefetch_l2",

@@ -39,6 +39,12 @@ def pack_e5m2x2(low, high):
     return joined(low, high, E5M2)
 
 
+def pack_e4m3x4(value0, value1, value2, value3):
+    """pack_e4m3x4(value0, value1, value2, value3) -> uint32: four float32 rounded to e4m3, saturating at 448, the first in the lowest
+    byte. PTX ISA, "cvt.rn.satfinite.e4m3x2.f32"."""
+    return joined(value0, value1, E4M3) | joined(value2, value3, E4M3) << 16
+
+
 def unpack_e4m3x2(word):
     """unpack_e4m3x2(word) -> (low, high): the two e4m3 in the low 16 bits as float32. PTX ISA, "cvt.rn.f16x2.e4m3x2"."""
     return parts(word, E4M3)
@@ -71,6 +77,10 @@ def unpack_instruction(element, emulation):
 
 
 pack_e4m3x2, pack_e5m2x2 = pack_instruction("e4m3", pack_e4m3x2), pack_instruction("e5m2", pack_e5m2x2)
+pack_e4m3x4 = instruction(
+    "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
+    "r", "ffff", emulation=pack_e4m3x4,
+)  # fmt: skip
 unpack_e4m3x2, unpack_e5m2x2 = unpack_instruction("e4m3", unpack_e4m3x2), unpack_instruction("e5m2", unpack_e5m2x2)
 e4m3x2_to_f16x2 = instruction(
     "{ .reg .b16 pair; cvt.u16.u32 pair, $1; cvt.rn.f16x2.e4m3x2 $0, pair; }", "r", "r", emulation=e4m3x2_to_f16x2

@@ -207,6 +207,20 @@ def flash_attention_2_quantized(sizes, form, options):
     return {"flash_attention_2_kernel": Moved(asked, different, 4 * sizes.D * query_tile * key_tile * tiles)}
 
 
+def flash_attention_3_float8(sizes, form, options):
+    """As flash_attention_3, over codes; every consumer thread asks for the scales of each work item."""
+    if not sizes.is_prompt or "shape" not in options:
+        return {}
+    page, shape, ends = sizes.block_size, options["shape"], sizes.ends(options["shape"].query_tile)
+    loaded = sizes.heads * sum(-(-end // page) * page for end in ends) * form.code_bytes
+    touched = -(-sizes.T // page) * page * sizes.kv_heads * form.code_bytes
+    products, scales = sizes.heads * sum(-(-end // shape.key_tile) for end in ends), 4 * sizes.heads * len(ends) * 128 * shape.consumers
+    asked = dict(query_map=sizes.rows, key_map=loaded, value_map=loaded, key_scales=scales, value_scales=scales, out=sizes.rows)
+    different = dict.fromkeys(("key_map", "value_map"), touched) | dict.fromkeys(("key_scales", "value_scales"), 4 * sizes.kv_heads)
+    flops = 4 * sizes.D * shape.query_tile * shape.key_tile * products
+    return {"flash_attention_3_float8_kernel": Moved(asked, different, flops)}
+
+
 def split_quantized(sizes, form, options):
     """A step of heads of 64 in two groups of 4 bits; keys by channel have as many bytes of scales."""
     shape, splits = options.get("shape"), options.get("splits")
@@ -225,4 +239,4 @@ def split_quantized(sizes, form, options):
     return {"split_quantized_kernel": Moved(asked, different | dict(query=sizes.rows), flops)}
 
 
-FORMULAS_OF_CODES = {one.__name__: one for one in (flash_attention_2_quantized, split_quantized)}
+FORMULAS_OF_CODES = {one.__name__: one for one in (flash_attention_2_quantized, flash_attention_3_float8, split_quantized)}

@@ -8,7 +8,7 @@ from minllm.catalogue.attention.splits import LARGE as STEPS
 from minllm.catalogue.launch import FP8_TARGETS, HOPPER, TARGETS, MachineCode
 from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2, quantized
-from minllm.kernels.attention.flash_attention_3 import flash_attention_3
+from minllm.kernels.attention.flash_attention_3 import flash_attention_3, float8
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import kv_format
@@ -25,6 +25,8 @@ LAYOUTS = (
     *((64, LONG, False), (64, SHORT, False), (80, LONG, False), (128, LONG, False), (128, LONG, True), (128, 1, False)),
     *((256, LONG, False), (256, 1, True)),
 )
+# The same over fp8 codes.
+FLOAT8_LAYOUTS = ((64, LONG, False), (96, SHORT, False), (128, LONG, False), (128, LONG, True), (128, 1, False))
 TILES = (16, 16, 1)  # query rows, keys, warps
 FLOAT32_TILES = (4, 8, 2, 2)  # 8 query rows, 16 keys
 # (new tokens, keys, heads, KV heads, head_dim, dtype, block size, window, magnitude)
@@ -65,6 +67,16 @@ HOPPER_CHUNKS = (
     ((9,), (30,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 200.0, 1, 16),
     ((9,), (30,), 2, 2, 16, FLOAT16, BLOCK_SIZE, 0, 50.0, 1, 16),
 )
+# (new tokens, keys, heads, KV heads, head_dim, dtype, block size, window, magnitude) over fp8 codes, then consumers, and keys of a tile.
+FLOAT8_CHUNKS = (
+    ((1,), (1,), 2, 2, 16, BFLOAT16, 8, 0, 1.0, 1, 32),
+    ((4, 0, 66), (2, 5, 66), 2, 1, 16, FLOAT16, 8, 0, 1.0, 1, 64),  # two rows before the first key: they see nothing
+    ((130, 3), (150, 40), 1, 1, 64, BFLOAT16, 8, 0, 1.0, 2, 32),
+    ((65,), (67,), 2, 1, 48, FLOAT16, 256, 0, 1.0, 1, 96),  # one block
+    ((70,), (131,), 2, 1, 96, FLOAT16, BLOCK_SIZE, 37, 1.0, 1, 32),
+    ((9,), (40,), 2, 1, 32, BFLOAT16, BLOCK_SIZE, 1, 1.0, 1, 32),
+    ((9,), (200,), 4, 1, 128, BFLOAT16, 64, 0, 30.0, 1, 128),
+)
 # Whole prompts and ragged chunks of models.
 LARGE = (
     ((512,), (512,), 32, 8, 64, BFLOAT16),
@@ -104,6 +116,7 @@ def compiled():
         launch = prompt("flash_attention_2", SHORT, 32, 8, head_dim, FLOAT32)
         yield MachineCode(f"attention/flash_attention_2_float32/{head_dim}/float32", launch, 1, ("LDG*128*", "MUFU.EX2"))
     yield from compiled_quantized()
+    yield from compiled_float8()
     for dtype in HALF_DTYPES:
         yield from compiled_flash_attention_3(dtype)
 
@@ -141,6 +154,18 @@ def compiled_flash_attention_3(dtype):
         yield MachineCode(name, launch, 1, ("HGMMA*", "UTMALDG.4D*", "MUFU.EX2"), targets=HOPPER)
 
 
+def compiled_float8():
+    """FlashAttention-3 over fp8 codes, gathered from pages or copied as one box; queries in float16 differ in loads and stores alone."""
+    for head_dim, tokens, whole in FLOAT8_LAYOUTS:
+        shape, dtype = float8.shape_for(head_dim, tokens), FLOAT16 if head_dim == 96 else BFLOAT16
+        sizes, block_size = ((SHORT,), (SHORT,), "fp8_e4m3", 32, 8, head_dim, dtype), SHORT if whole else BLOCK_SIZE
+        launch = quantized_attention("flash_attention_3_float8", *sizes, block_size=block_size, shape=shape)
+        tiles = f"{shape.query_tile}x{shape.key_tile}/{'whole' if whole else 'paged'}"
+        code = f"attention/flash_attention_3_float8/fp8_e4m3/{head_dim}/{tiles}/{dtype}"
+        contains = ("QGMMA*E4M3.E4M3*", "UTMALDG.4D*", "LDSM*MT88.4*", "STSM*M88.4*", "F2FP*E4M3*", "MUFU.EX2")
+        yield MachineCode(code, launch, 1, contains, targets=HOPPER)
+
+
 def small():
     """Prompts of which formulas count the bytes, then chunks with tiles so small that a few tokens cross their edges, and layers."""
     short = dict(query_lens=(3, 0, 2), context_lens=(18, 4, 2), heads=2, kv_heads=1, head_dim=16, layers=3)
@@ -163,10 +188,20 @@ def small():
     yield quantized_attention("flash_attention_2_quantized", (8,), (136,), "kivi_int4", 2, 1, 32, **by_channel)
     for name, head_dim in (("int8", 32), ("int4", 64)):
         yield quantized_attention("flash_attention_2_quantized", (19,), (40,), name, 2, 1, head_dim, tiles=TILES)
+    shape = TileShape(32, 1, 32, codes=True)
+    yield quantized_attention("flash_attention_3_float8", (70,), (70,), "fp8_e4m3", 2, 1, 32, shape=shape)
+    for *chunk, consumers, key_tile in FLOAT8_CHUNKS:
+        yield float8_chunk(*chunk, shape=TileShape(chunk[4], consumers, key_tile, codes=True))
     yield prompt("flash_attention_3", 70, 2, 1, 32, shape=TileShape(32, 1, 32))
     yield attention("flash_attention_3", **short, dtype=FLOAT16, block_size=8, shape=TileShape(16, 1, 16))
     for *chunk, consumers, key_tile in HOPPER_CHUNKS:
         yield attention("flash_attention_3", *chunk, shape=TileShape(chunk[4], consumers, key_tile))
+
+
+def float8_chunk(tokens, keys, heads, kv_heads, head_dim, dtype, block_size=BLOCK_SIZE, window=0, magnitude=1.0, **options):
+    """A chunk over fp8 codes."""
+    sizes = (tokens, keys, "fp8_e4m3", heads, kv_heads, head_dim, dtype, block_size)
+    return quantized_attention("flash_attention_3_float8", *sizes, sliding_window=window, magnitude=magnitude, **options)
 
 
 def large():
@@ -180,6 +215,11 @@ def large():
     for i, tiles in enumerate(((64, 64, 4), (128, 64, 4), (128, 32, 4), (64, 32, 4))):
         yield attention("flash_attention_2", *LARGE[i % 2], tiles=tiles)
     yield from large_pages()
+    for sizes in (*LARGE[:3], *LARGE[4:10], *STEPS[5:7]):
+        if sizes[4] % 16 == 0:  # heads of fp8 codes are whole 16 bytes
+            yield float8_chunk(*sizes)  # with the tiles that users get
+    for *chunk, _, _ in FLOAT8_CHUNKS:
+        yield float8_chunk(*chunk)
 
 
 def large_pages():

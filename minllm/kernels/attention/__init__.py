@@ -18,6 +18,7 @@ materialized, flash_attention_1 and split_unified_maximum, in ladder/, are for l
 Over a quantised cache (kernels/quantization), with QuantizedCaches as key_cache and value_cache below:
 
     flash_attention_2_quantized  flash_attention_2 that dequantises tiles on their way to shared memory: for prompts
+    flash_attention_3_float8  flash_attention_3 that multiplies the codes of fp8_e4m3 themselves, on Hopper: for prompts
     split_quantized      split_tensor_core that multiplies the codes themselves on tensor cores: for decode steps
 
 Three more take other arguments. If the newest keys and values are kept in full precision beside the codes (a residual window),

@@ -39,6 +39,21 @@ class Shared(NamedTuple):
     work: Any  # descriptions of work items, int32
 
 
+class Parts(NamedTuple):
+    """What a consumer consists of beside its loop: both GEMMs, as Wgmma, and device functions."""
+
+    scores: Any  # S [64, key_tile] = Q K^T
+    output: Any  # O [64, head_dim] += P V
+    load_queries: Any  # load_queries(query, rows, ring, state, shared, item, own, scale): those held in registers, and release their stage
+    left_of: Any  # left_of(query, ring, state, first_row_bytes): the left operand of Q K^T
+    clear_unseen: Any  # clear_unseen(ring, shared, at, tile, first_key, own): clears rows of a tile of V that no query row sees
+    start_rows: Any  # the rest: rows.py
+    weigh_tile: Any
+    rescale: Any
+    pack_weights: Any
+    store_rows: Any
+
+
 @functools.cache
 def make_turns(consumers):
     """(wait_for_turn, pass_turn): device functions by which consumers alternate on the tensor cores (named-barrier hand-off)."""
@@ -62,7 +77,7 @@ def make_turns(consumers):
 def make_clear_unseen(shape):
     """clear_unseen: device function that clears the rows of a tile of V that no query row sees, because 0 * NaN would be NaN."""
     key_tile, panels, row_words, threads = shape.key_tile, shape.keys.panels, shape.swizzle // 4, 128 * shape.consumers
-    cache = make_pipelines(shape).cache
+    values = make_pipelines(shape).values
 
     @cuda.jit(device=True)
     def clear_rows(words, address, first, stop, thread):
@@ -82,9 +97,9 @@ def make_clear_unseen(shape):
         """Clear rows after the end of the context, or before the window."""
         context_len, visible_start = shared.work[at + CONTEXT_LEN], shared.work[at + VISIBLE_START]
         if first_key + key_tile > context_len or first_key < visible_start:
-            state = cache.state(tile)
-            cache.consumer_wait(ring, state)
-            address = cache.stage(ring, state).tiles
+            state = values.state(tile)
+            values.consumer_wait(ring, state)
+            address = values.stage(ring, state).tiles
             clear_rows(shared.words, address, int32(context_len - first_key), key_tile, own)
             clear_rows(shared.words, address, 0, int32(visible_start - first_key), own)
 
@@ -92,19 +107,19 @@ def make_clear_unseen(shape):
 
 
 @functools.cache
-def make_operations(shape, dtype):
-    """(scores, output, load_queries, left_of): the Wgmma of both GEMMs, and device functions for the left operand of the first.
+def make_parts(shape, dtype):
+    """The Parts for keys and values of 16-bit `dtype`.
 
     Queries are held in registers if they fit: otherwise Q K^T reads them from shared memory again for every tile of keys, and TMA and wgmma
     together are close to the bandwidth of shared memory.
     """
     in_registers, queries = shape.queries_in_registers, make_pipelines(shape).queries
-    scores = make_wgmma(shape.keys, dtype, left=None if in_registers else shape.queries)  # S [64, key_tile] = Q K^T
-    output = make_wgmma(shape.keys, dtype, right_major="mn")  # O [64, head_dim] += P V
+    scores = make_wgmma(shape.keys, dtype, left=None if in_registers else shape.queries)
+    output = make_wgmma(shape.keys, dtype, right_major="mn")
     load_left = make_load_left(shape.queries)
 
     @cuda.jit(device=True)
-    def load_queries(query, ring, state, own):
+    def load_queries(query, rows, ring, state, shared, item, own, scale):
         """If queries are held in registers, load them and release their stage."""
         if in_registers:
             load_left(query, queries.stage(ring, state).tiles, own // 32 * 16, own % 32)
@@ -118,19 +133,19 @@ def make_operations(shape, dtype):
     def left_in_shared(query, ring, state, first_row_bytes):
         return scores.left(ptx.keep_register(queries.stage(ring, state).tiles + first_row_bytes))  # else kept over all tiles, and spilled
 
-    return scores, output, load_queries, left_in_registers if in_registers else left_in_shared
+    left_of = left_in_registers if in_registers else left_in_shared
+    return Parts(scores, output, load_queries, left_of, make_clear_unseen(shape), *make_rows(dtype, shape))
 
 
 @functools.cache
-def make_consume(dtype, shape):
-    """consume: the device function of a consumer warpgroup, for 16-bit `dtype`."""
+def make_consume(shape, parts):
+    """consume: the device function of a consumer warpgroup with these Parts."""
     key_tile, in_registers, rows_bytes = shape.key_tile, shape.queries_in_registers, 64 * shape.swizzle
-    score_count, weight_count, out_count, query_count = key_tile // 2, key_tile // 4, shape.head_dim // 2, shape.query_registers
-    queries, cache, _ = make_pipelines(shape)
-    score_gemm, output_gemm, load_queries, left_of = make_operations(shape, dtype)
-    start_rows, weigh_tile, rescale, pack_weights, store_rows = make_rows(dtype, shape)
+    score_count, weight_count, out_count, query_count = key_tile // 2, shape.weight_registers, shape.head_dim // 2, shape.query_registers
+    queries, cache, _, values, _ = make_pipelines(shape)
+    score_gemm, output_gemm, load_queries, left_of, clear_unseen, *softmax = parts
+    start_rows, weigh_tile, rescale, pack_weights, store_rows = softmax
     wait_for_turn, pass_turn = make_turns(shape.consumers)
-    clear_unseen = make_clear_unseen(shape)
 
     @cuda.jit(device=True, forceinline=True)
     def start_scores(scores, query, rings, item, state, consumer):
@@ -141,8 +156,8 @@ def make_consume(dtype, shape):
     @cuda.jit(device=True, forceinline=True)
     def start_output(acc, weights, rings, state, more):
         """Wait for the tile of V and start O += P V, or O = P V if `more` is 0."""
-        cache.consumer_wait(rings.values, state)
-        output_gemm.multiply(acc, weights, output_gemm.right(cache.stage(rings.values, state).tiles), more)
+        values.consumer_wait(rings.values, state)
+        output_gemm.multiply(acc, weights, output_gemm.right(values.stage(rings.values, state).tiles), more)
 
     @cuda.jit(device=True, forceinline=True)
     def store_item(acc, shared, out, item, own):
@@ -153,10 +168,10 @@ def make_consume(dtype, shape):
         store_rows(acc, shared, out, opaque[1], opaque[0])
 
     @cuda.jit(device=True, forceinline=True)
-    def start_item(query, rows, rings, item, own):
+    def start_item(query, rows, rings, shared, item, own, scale):
         """Initialise the state of an item's rows, and load their queries."""
         start_rows(rows)
-        load_queries(query, rings.queries, queries.state(item), own)
+        load_queries(query, rows, rings.queries, queries.state(item), shared, item, own, scale)
 
     @cuda.jit(device=True, forceinline=True)
     def release_operands(rings, item, state, left):
@@ -166,9 +181,9 @@ def make_consume(dtype, shape):
             queries.consumer_release(rings.queries, queries.state(item))
 
     @cuda.jit(device=True, forceinline=True)
-    def first_scores(query, scores, rows, rings, left, consumer, own):
+    def first_scores(query, scores, rows, rings, shared, left, consumer, own, scale):
         """Compute the scores of the first tile of all, for which there is no output GEMM to overlap."""
-        start_item(query, rows, rings, 0, own)
+        start_item(query, rows, rings, shared, 0, own, scale)
         cache.consumer_wait(rings.keys, cache.state(0))
         start_scores(scores, query, rings, 0, cache.state(0), consumer)
         score_gemm.wait(scores)
@@ -182,7 +197,10 @@ def make_consume(dtype, shape):
         scores = cuda.local.array(score_count, float32)
         weights = cuda.local.array(weight_count, uint32)
         acc = cuda.local.array(out_count, float32)
-        rows = Rows(cuda.local.array(2, float32), cuda.local.array(2, float32), cuda.local.array(2, float32), cuda.local.array(2, float32))
+        rows = Rows(
+            cuda.local.array(2, float32), cuda.local.array(2, float32), cuda.local.array(2, float32), cuda.local.array(2, float32),
+            cuda.local.array(2, float32),
+        )  # fmt: skip
 
         item, at, tile = int32(0), int32(0), int32(0)  # current item; index of its description in shared.work; tiles consumed so far
         queries.consumer_wait(rings.queries, queries.state(0))
@@ -190,7 +208,7 @@ def make_consume(dtype, shape):
         if left > 0:
             # The last tile of an item's keys is taken first: it contains the diagonal.
             left, first_key = int32(left - 1), int32((shared.work[STOP_TILE] - 1) * key_tile)
-            first_scores(query, scores, rows, rings, left, consumer, own)
+            first_scores(query, scores, rows, rings, shared, left, consumer, own, scale)
             from_origins = weigh_tile(scores, rows, False, shared, at, item, first_key, consumer, own, scale, window)
             pack_weights(scores, weights)
             clear_unseen(rings.values, shared, at, tile, first_key, own)
@@ -206,7 +224,7 @@ def make_consume(dtype, shape):
                     if left < 0:
                         break
                     first_key, from_origins = int32(shared.work[at + STOP_TILE] * key_tile), False
-                    start_item(query, rows, rings, item, own)
+                    start_item(query, rows, rings, shared, item, own, scale)
                 left, first_key = int32(left - 1), int32(first_key - key_tile)
                 before, now = cache.state(tile), cache.state(tile + 1)
                 tile = int32(tile + 1)
@@ -221,7 +239,7 @@ def make_consume(dtype, shape):
                 from_origins = weigh_tile(scores, rows, from_origins, shared, at, item, first_key, consumer, own, scale, window)
                 output_gemm.wait(acc)
                 ptx.keep_registers(weights, weight_count)  # the GEMM that has just completed read them
-                cache.consumer_release(rings.values, before)
+                values.consumer_release(rings.values, before)
                 if begins:
                     store_item(acc, shared, out, int32(item - 1), own)
                 else:

@@ -31,7 +31,7 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
-from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_consume, make_turns
+from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_consume, make_parts, make_turns
 from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape, make_pipelines
@@ -88,8 +88,8 @@ def make_kernel(dtype, shape, block_size, page_rows):
     # Registers per thread of producer and consumers; together they fit the 65,536 registers of an SM.
     producer_registers, consumer_registers = (32, 160) if consumers == 3 else (40, 232)
     parts = 1 if page_rows == shape.key_tile else 2  # threads that load the pages of a tile
-    queries, cache, make_rings = make_pipelines(shape, parts)
-    produce, consume = make_produce(shape, block_size, page_rows, parts), make_consume(dtype, shape)
+    queries, keys, values, _, make_rings = make_pipelines(shape, parts)
+    produce, consume = make_produce(shape, block_size, page_rows, parts), make_consume(shape, make_parts(shape, dtype))
     wait_for_turn, pass_turn = make_turns(consumers)
     count_items = make_work(shape)[0]
 
@@ -113,8 +113,8 @@ def make_kernel(dtype, shape, block_size, page_rows):
         thread = cuda.threadIdx.x
         if thread == 0:
             queries.init(rings.queries)
-            cache.init(rings.keys)
-            cache.init(rings.values)
+            keys.init(rings.keys)
+            values.init(rings.values)
         cuda.syncthreads()
         if thread < 128:
             if consumers > 1:  # with one consumer, every thread already has the most registers it can have

@@ -37,8 +37,9 @@ def make_loads(shape, block_size, page_rows, parts):
     """(load_queries, load_pages): device functions for one thread; `parts` threads share the pages of a tile."""
     block_of, _ = make_lookup(block_size)
     queries, keys, pages = shape.queries, shape.keys, shape.key_tile // page_rows
-    panels, columns, swizzle = keys.panels, keys.panel_columns, keys.swizzle
+    panels, columns, swizzle, codes = keys.panels, shape.box_columns, keys.swizzle, shape.codes
     query_panel, key_panel, query_bytes = queries.panel_bytes, keys.panel_bytes, queries.bytes
+    query_panels, query_columns = queries.panels, queries.panel_columns
     part_pages, part_bytes = pages // parts, keys.bytes // parts
     expect_queries, expect = (pipeline.producer_expect for pipeline in make_pipelines(shape, parts)[:2])
 
@@ -46,8 +47,8 @@ def make_loads(shape, block_size, page_rows, parts):
     def load_queries(stage, query_map, token, head):
         """Load rows token to token + query_tile of one head; rows of other sequences are loaded too, but their results are not stored."""
         expect_queries(stage, query_bytes)
-        for i in range(panels):
-            tma.load_3d(stage, i * query_panel, query_map, i * columns, head, token)
+        for i in range(query_panels):
+            tma.load_3d(stage, i * query_panel, query_map, i * query_columns, head, token)
 
     @cuda.jit(device=True)
     def load_pages(stage, part, cache_map, block_table, num_blocks, kv_head, first_key, visible_start, visible_stop):
@@ -60,7 +61,10 @@ def make_loads(shape, block_size, page_rows, parts):
             block = block_of(block_table, position) if visible else num_blocks  # beyond the end: zeros
             slot = int32(uint32(position) % uint32(block_size))
             for j in range(panels):
-                tma.load_4d(stage, j * key_panel + row * swizzle, cache_map, j * columns, kv_head, slot, block)
+                if codes:
+                    tma.load_4d(stage, j * key_panel + row * swizzle, cache_map, j * columns, slot, kv_head, block)
+                else:
+                    tma.load_4d(stage, j * key_panel + row * swizzle, cache_map, j * columns, kv_head, slot, block)
 
     return load_queries, load_pages
 
@@ -69,7 +73,7 @@ def make_loads(shape, block_size, page_rows, parts):
 def make_produce(shape, block_size, page_rows, parts):
     """produce: the device function of an issuing thread. `parts` threads share the pages of each tile of a ring."""
     key_tile = shape.key_tile
-    queries, cache, _ = make_pipelines(shape, parts)
+    queries, cache, *_ = make_pipelines(shape, parts)  # keys and values as loaded have the same operations for producers
     load_queries, load_pages = make_loads(shape, block_size, page_rows, parts)
     _, item_of, place_of, key_range, hand_out, hand_out_end = make_work(shape)
 

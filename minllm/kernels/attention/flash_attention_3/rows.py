@@ -26,6 +26,7 @@ class Rows(NamedTuple):
     sums: Any  # partial sums of weights over this thread's columns
     factors: Any  # by which sums and output of the tiles before are multiplied
     origins: Any  # subtracted from the scores if they are huge, else 0
+    scales: Any  # factors of the scores, if queries are quantised
 
 
 def sum_count(shape):
@@ -70,11 +71,9 @@ def make_maxima(score_rows):
 
 
 @functools.cache
-def make_rows(dtype, shape):
-    """(start_rows, weigh_tile, rescale, pack_weights, store_rows): device functions of a consumer, for 16-bit `dtype`."""
-    head_dim, key_tile, threads = shape.head_dim, shape.key_tile, 128 * shape.consumers
-    score_rows, out_rows = make_register_rows(key_tile, dtype, fused=True), make_register_rows(head_dim, dtype)
-    move_origins, raise_maxima = make_maxima(score_rows)
+def make_state(shape, out_rows):
+    """(start_rows, leave_sums, total, rescale): device functions on the state of a consumer's rows."""
+    threads = 128 * shape.consumers
 
     @cuda.jit(device=True)
     def start_rows(rows):
@@ -95,20 +94,58 @@ def make_rows(dtype, shape):
             shared.sums[(2 * (item & 1) + half) * threads + own] = rows.sums[half]
 
     @cuda.jit(device=True)
-    def weigh_tile(scores, rows, from_origins, shared, at, item, first_key, consumer, own, scale, window):
-        """Replace the scores of the keys from first_key on by weights. Returns whether any row of the warp has an origin now.
+    def total(shared, item, half, own):
+        """The sum of a row's weights, after all lanes have left theirs."""
+        lanes, sums = (2 * (item & 1) + half) * threads + own // 4 * 4, shared.sums  # the first of four that share the row
+        return (sums[lanes] + sums[lanes + 1]) + (sums[lanes + 2] + sums[lanes + 3])
 
-        Most tiles of keys are visible to all 64 rows, and need no mask.
-        """
-        first_position = shared.work[at + FIRST_POSITION]
-        last_seen_by_all = int32(first_position + consumer * 64)
-        first_seen_by_all = int32(last_seen_by_all + 64 - window if window > 0 else 0)
-        special = from_origins or first_key + key_tile - 1 > last_seen_by_all or first_key < first_seen_by_all
-        if special:
-            row_position = int32(first_position + own // 32 * 16 + own % 32 // 4)
+    @cuda.jit(device=True)
+    def rescale(acc, rows):
+        """Multiply the rows of the accumulator by their factors, unless those of the whole warp are 1."""
+        if cuda.any_sync(ALL_LANES, rows.factors[0] != float32(1.0) or rows.factors[1] != float32(1.0)):
             for half in range(2):
-                last = int32(row_position + 8 * half - first_key - score_rows.column(own % 32))
-                score_rows.mask(scores, half, 0, int32(last - window + 1 if window > 0 else -key_tile), last)
+                out_rows.scale(acc, half, rows.factors[half])
+
+    return start_rows, leave_sums, total, rescale
+
+
+@functools.cache
+def make_mask(key_tile, score_rows):
+    """(is_masked, mask): device functions for a tile of scores of the keys from first_key on."""
+
+    @cuda.jit(device=True)
+    def is_masked(shared, at, first_key, consumer, window):
+        """Whether any of the 64 rows does not see all keys. Most tiles of keys are visible to all, and need no mask."""
+        last_seen_by_all = int32(shared.work[at + FIRST_POSITION] + consumer * 64)
+        first_seen_by_all = int32(last_seen_by_all + 64 - window if window > 0 else 0)
+        return first_key + key_tile - 1 > last_seen_by_all or first_key < first_seen_by_all
+
+    @cuda.jit(device=True)
+    def mask(scores, shared, at, first_key, own, window):
+        """Replace the scores of keys that a row does not see by -inf."""
+        row_position = int32(shared.work[at + FIRST_POSITION] + own // 32 * 16 + own % 32 // 4)
+        for half in range(2):
+            last = int32(row_position + 8 * half - first_key - score_rows.column(own % 32))
+            score_rows.mask(scores, half, 0, int32(last - window + 1 if window > 0 else -key_tile), last)
+
+    return is_masked, mask
+
+
+@functools.cache
+def make_rows(dtype, shape):
+    """(start_rows, weigh_tile, rescale, pack_weights, store_rows): device functions of a consumer, for 16-bit `dtype`."""
+    head_dim, key_tile = shape.head_dim, shape.key_tile
+    score_rows, out_rows = make_register_rows(key_tile, dtype, fused=True), make_register_rows(head_dim, dtype)
+    move_origins, raise_maxima = make_maxima(score_rows)
+    start_rows, leave_sums, total, rescale = make_state(shape, out_rows)
+    is_masked, mask = make_mask(key_tile, score_rows)
+
+    @cuda.jit(device=True)
+    def weigh_tile(scores, rows, from_origins, shared, at, item, first_key, consumer, own, scale, window):
+        """Replace the scores of the keys from first_key on by weights. Returns whether any row of the warp has an origin now."""
+        special = from_origins or is_masked(shared, at, first_key, consumer, window)
+        if special:
+            mask(scores, shared, at, first_key, own, window)
             if from_origins:
                 for half in range(2):
                     score_rows.subtract(scores, half, rows.origins[half])
@@ -122,13 +159,6 @@ def make_rows(dtype, shape):
         return from_origins
 
     @cuda.jit(device=True)
-    def rescale(acc, rows):
-        """Multiply the rows of the accumulator by their factors, unless those of the whole warp are 1."""
-        if cuda.any_sync(ALL_LANES, rows.factors[0] != float32(1.0) or rows.factors[1] != float32(1.0)):
-            for half in range(2):
-                out_rows.scale(acc, half, rows.factors[half])
-
-    @cuda.jit(device=True)
     def pack_weights(scores, weights):
         """Pack weights to 16-bit pairs, in the order of wgmma's A operand."""
         for step in range(key_tile // 16):
@@ -138,13 +168,11 @@ def make_rows(dtype, shape):
     def store_rows(acc, shared, out, item, own):
         """Store out = acc / sums, for the rows of a work item that belong to its sequence."""
         cuda.syncwarp()
-        at, sums = WORK_WORDS * (item & (WORK_SLOTS - 1)), shared.sums
+        at = WORK_WORDS * (item & (WORK_SLOTS - 1))
         token, head, rows = shared.work[at + TOKEN], shared.work[at + HEAD], shared.work[at + ROWS]
         for half in range(2):
             row = int32(own // 32 * 16 + out_rows.position(half, own % 32))
-            lanes = (2 * (item & 1) + half) * threads + own // 4 * 4  # the first of four that share the row
-            total = (sums[lanes] + sums[lanes + 1]) + (sums[lanes + 2] + sums[lanes + 3])
             index = (int64(token + row) * out.shape[1] + head) * head_dim
-            out_rows.store(acc, half, reciprocal_or_zero(total), out, index, row < rows, own % 32)
+            out_rows.store(acc, half, reciprocal_or_zero(total(shared, item, half, own)), out, index, row < rows, own % 32)
 
     return start_rows, weigh_tile, rescale, pack_weights, store_rows
