@@ -148,7 +148,8 @@ class CudaAttention(CudaBase):
         quantized, name = is_quantized(key_cache), self.variants.get("attention")
         asked = None if name is None else ATTENTION_VARIANTS.entries.get(name)
         if name is None or asked is None or asked.reads != (QUANTIZED if quantized else ARRAYS) or not asked.takes_rows(max_query_len):
-            best = choose_quantized(max_query_len, key_cache) if quantized else choose(max_query_len, self.dtype, self.capability)
+            gpu = self.dtype, self.capability
+            best = choose_quantized(max_query_len, key_cache, *gpu) if quantized else choose(max_query_len, *gpu)
             return ATTENTION_VARIANTS[best]
         return ATTENTION_VARIANTS[name]
 

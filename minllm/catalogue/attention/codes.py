@@ -119,7 +119,9 @@ def measured():
         yield from (measured_step(form, *sizes, ", contiguous") for form in TOKEN_FORMATS)
     for layout in ("", ", ragged"):
         yield from (measured_step(form, 64, 4096, layout) for form in TOKEN_FORMATS[:3])
-    yield from (measured_prompt(form, 4096) for form in TOKEN_FORMATS[:3])
+    yield from (measured_prompt("flash_attention_2_quantized", form, 4096) for form in TOKEN_FORMATS[:3])
+    for tokens, heads in ((4096, 32), (4096, 64), (16384, 64)):
+        yield measured_prompt("flash_attention_3_float8", "fp8_e4m3", tokens, heads)
 
 
 def measured_step(form, sequences, context, layout, heads=32, kv_heads=8, head_dim=128):
@@ -140,10 +142,10 @@ def bfloat16_step(lengths, heads, kv_heads, head_dim, block_size):
     return attention("split_tensor_core", (1,) * len(lengths), lengths, heads, kv_heads, head_dim, BFLOAT16, block_size)
 
 
-def measured_prompt(form, tokens, heads=32, kv_heads=8, head_dim=128):
+def measured_prompt(variant, form, tokens, heads=32, kv_heads=8, head_dim=128):
     """A whole prompt."""
-    launch = prompt((tokens,), (tokens,), form, heads, kv_heads, head_dim)
+    launch = quantized_attention(variant, (tokens,), (tokens,), form, heads, kv_heads, head_dim)
     set_bytes = 2 * tokens * (heads * head_dim * BFLOAT16.itemsize + kv_heads * kv_format(form, head_dim).bytes_per_head)
     case = f"1x{tokens}, {heads}/{kv_heads} heads, d {head_dim}, {BFLOAT16}, {form} cache"
-    work, variant = prefill_flops(1, tokens, heads, head_dim), launch.shape["variant"]
+    work = prefill_flops(1, tokens, heads, head_dim)
     return Measured(launch, variant, case, "prefill attention", unit=TFLOP_S, work=work, set_bytes=set_bytes, sample=6)

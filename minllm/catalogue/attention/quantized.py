@@ -16,6 +16,7 @@ NAN = 0x7F  # in both float formats
 FINITE = 0xBF  # without the highest bit of an exponent, no code of fp8 is NaN or infinite
 SPREAD = 3.46  # the width of a uniform distribution with deviation 1
 WEIGHTS = 2.0**-10  # rounding of the softmax weights, which are float16 whatever the queries are
+FLOAT8_WEIGHTS = 2.0**-6  # a weight of 4 bits that the last bit of its score turns; the reference has the same roundings
 
 
 def coded_caches(noise, found, seen, kv_heads, magnitude=1.0):
@@ -94,6 +95,7 @@ def quantized_attention(
     if len(query_lens) == 1 and not sliding_window and variant in FORMULAS_OF_CODES:
         sizes = Sizes(query_lens[0], context_lens[0], heads, kv_heads, head_dim, dtype.itemsize, block_size)
         moved = FORMULAS_OF_CODES[variant](sizes, found, options)
-    slack = max(SLACK[dtype], WEIGHTS) + (magnitude**2 - 1) * LARGE
+    weights = FLOAT8_WEIGHTS if variant == "flash_attention_3_float8" else WEIGHTS
+    slack = max(SLACK[dtype], weights) + (magnitude**2 - 1) * LARGE
     rows = ("query", "out")
     return Launch(arrays, call, returns(("out",), reference), moved, indices=INDICES, rows=rows, alone=as_sequences, slack=slack)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from minllm.catalogue.attention.quantized import FLOAT8_WEIGHTS
 from minllm.catalogue.attention.trees import TREES
 from minllm.catalogue.kv.plain import last_layer
 from minllm.catalogue.kv.quantized import quantized_caches
@@ -39,7 +40,7 @@ def nearly(right, magnitude):
     def compare(results, expected):
         found, reference = (one["out"].astype(np.float64) for one in (results, expected))
         largest = np.abs(right).max()
-        assert np.isfinite(found).all() and np.abs(found - reference).max() <= 2.0**-6 * largest
+        assert np.isfinite(found).all() and np.abs(found - reference).max() <= FLOAT8_WEIGHTS * largest
         if magnitude == 1:
             assert np.sqrt(np.mean((found - right) ** 2)) <= 2.0**-5 * largest
             assert np.abs(found - right).max() <= 2.0**-3 * largest

@@ -137,9 +137,10 @@ def make_kernel(dtype, shape, block_size, page_rows):
     consumers, threads = shape.consumers, 128 * (shape.consumers + 1)
     row_sum_count, work_count = sum_count(shape), WORK_SLOTS * WORK_WORDS
     producer_registers, consumer_registers = 64, 216  # per thread; together they fit the 65,536 registers of an SM
-    queries, keys, loaded, values, make_rings = make_pipelines(shape)
-    produce, consume = make_produce(shape, block_size, page_rows, 1), make_consume(shape, make_parts(shape, dtype))
-    transpose = make_transpose(shape, 1)
+    parts = shape.key_tile // page_rows  # lanes that load a page each, so that they wait together for the numbers of its blocks
+    queries, keys, loaded, values, make_rings = make_pipelines(shape, parts)
+    produce, consume = make_produce(shape, block_size, page_rows, parts), make_consume(shape, make_parts(shape, dtype))
+    transpose = make_transpose(shape, parts)
     wait_for_turn, pass_turn = make_turns(consumers)
     count_items = make_work(shape)[0]
     first_transposer = 4 - TRANSPOSERS
@@ -174,14 +175,15 @@ def make_kernel(dtype, shape, block_size, page_rows):
         if thread < 128:
             if consumers > 1:  # with one consumer, every thread already has the most registers it can have
                 setmaxnreg_dec(producer_registers)
-            total, warp = count_items(query_start, int32(context_lens.shape[0]), heads), int32(thread // 32)
+            total = count_items(query_start, int32(context_lens.shape[0]), heads)
+            warp, lane = int32(thread // 32), uint32(uint32(thread) % uint32(32))
             batch = Batch(query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window)
             if warp >= first_transposer:
-                transpose(words, rings, batch, int32(warp - first_transposer), uint32(uint32(thread) % uint32(32)))
-            elif thread == 0:
-                produce(0, True, rings.queries, query_map, rings.keys, key_map, batch, work)
-            elif thread == 32:
-                produce(0, False, rings.queries, query_map, rings.loaded, value_map, batch, work)
+                transpose(words, rings, batch, int32(warp - first_transposer), lane)
+            elif warp == 0 and lane < parts:
+                produce(int32(lane), True, rings.queries, query_map, rings.keys, key_map, batch, work)
+            elif warp == 1 and lane < parts:
+                produce(int32(lane), False, rings.queries, query_map, rings.loaded, value_map, batch, work)
         else:
             if consumers > 1:
                 setmaxnreg_inc(consumer_registers)

@@ -6,6 +6,7 @@
                below. The sum is that of weights before they are rounded
 
 A row's maximum is raised only if a weight would exceed 2 ** GROWTH, as for 16 bits; OFFSET + GROWTH is below log2(448), the largest e4m3.
+OFFSET is whole, so that the largest weight needs no rounding: with 6.75 it lost 3 % in every row, and the outputs 2.5 %.
 """
 
 import functools
@@ -22,7 +23,7 @@ from minllm.kernels.attention.flash_attention_3.work import HEAD, ROWS, TOKEN, W
 from minllm.tiles.rows import make_rows as make_register_rows
 from minllm.tiles.wgmma import make_wgmma
 
-OFFSET, GROWTH = 6.75, 2.0  # powers of two; 2 ** 8.75 is 431
+OFFSET, GROWTH = 7.0, 1.75  # powers of two; 2 ** 8.75 is 431
 EXPONENT = 7  # of the largest quantised query of a row
 BIAS = 127  # of float32's exponents
 LEAST = EXPONENT + 1  # the least biased exponent for which the row's scale is a normal number
