@@ -85,8 +85,8 @@ class CudaExperts(CudaLinear):
         self, x: Array, residual: Array, logits: Array, gate_up: Linear, down: Linear, routing: Routing, norm: NormWeights | None
     ) -> tuple[Array, Array | None]:  # fmt: skip
         """The residual stream, as a pair, after adding the experts of x; with its norm if the kernel that adds them can compute it."""
-        known = norm is not None and norm.kind == "rms_norm" and "rms_norm" not in self.own
-        if not known or self._gathers(x, gate_up, down) or not fits_combine_norm(residual, norm.weight):
+        gathers = self._gathers(x, gate_up, down)
+        if norm is None or norm.kind != "rms_norm" or "rms_norm" in self.own or gathers or not fits_combine_norm(residual, norm.weight):
             return self._of_logits(x, logits, gate_up, down, routing), residual
         outputs, weights = self._outputs(x, logits, gate_up, down, routing)
         normalised = self.empty(residual.shape, self.dtype)
