@@ -70,29 +70,27 @@ guess.ask()
 # %% [markdown]
 # ## One token, through every part
 #
-# A request passes through these parts of the engine and comes back as text. The number in brackets is the lesson of
-# each part:
-#
-# - text and tokens ([1](01_what_a_language_model_computes.py)):
-#   [prompts.py](../minllm/engine/requests/prompts.py),
-#   [incremental_decoder.py](../minllm/models/incremental_decoder.py)
-# - the plan of a step ([16a](16a_batching_many_requests.py)):
-#   [scheduler.py](../minllm/engine/scheduling/scheduler.py),
-#   [step.py](../minllm/engine/scheduling/step.py)
-# - its memory ([11](11_paged_blocks_and_shared_prefixes.py)):
-#   [kv_cache_manager.py](../minllm/engine/scheduling/kv_cache_manager.py),
-#   [paged.py](../minllm/cache/paged.py)
-# - its launch ([15](15_launch_overhead_and_cuda_graphs.py)):
-#   [model_runner.py](../minllm/engine/running/model_runner.py),
-#   [step_graphs.py](../minllm/engine/running/step_graphs.py)
-# - the forward ([6](06_norms_rope_swiglu_fusion.py)): [decoder.py](../minllm/models/decoder.py)
-# - matrices ([5b](05b_matrix_products_on_hopper.py)):
-#   [matmul](../minllm/kernels/matmul/__init__.py); attention
-#   ([7](07_prefill_and_flash_attention.py), [9](09_flash_decoding.py)):
-#   [attention](../minllm/kernels/attention/__init__.py)
-# - the next token ([14](14_choosing_the_next_token.py)):
-#   [sample.py](../minllm/kernels/sampling/sample.py),
-#   [host_copies.py](../minllm/engine/running/host_copies.py)
+# ??? note "The parts that a request passes through, and their lessons"
+#     - text and tokens ([1](01_what_a_language_model_computes.py)):
+#       [prompts.py](../minllm/engine/requests/prompts.py),
+#       [incremental_decoder.py](../minllm/models/incremental_decoder.py)
+#     - the plan of a step ([16a](16a_batching_many_requests.py)):
+#       [scheduler.py](../minllm/engine/scheduling/scheduler.py),
+#       [step.py](../minllm/engine/scheduling/step.py)
+#     - its memory ([11](11_paged_blocks_and_shared_prefixes.py)):
+#       [kv_cache_manager.py](../minllm/engine/scheduling/kv_cache_manager.py),
+#       [paged.py](../minllm/cache/paged.py)
+#     - its launch ([15](15_launch_overhead_and_cuda_graphs.py)):
+#       [model_runner.py](../minllm/engine/running/model_runner.py),
+#       [step_graphs.py](../minllm/engine/running/step_graphs.py)
+#     - the forward ([6](06_norms_rope_swiglu_fusion.py)): [decoder.py](../minllm/models/decoder.py)
+#     - matrices ([5b](05b_matrix_products_on_hopper.py)):
+#       [matmul](../minllm/kernels/matmul/__init__.py); attention
+#       ([7](07_prefill_and_flash_attention.py), [9](09_flash_decoding.py)):
+#       [attention](../minllm/kernels/attention/__init__.py)
+#     - the next token ([14](14_choosing_the_next_token.py)):
+#       [sample.py](../minllm/kernels/sampling/sample.py),
+#       [host_copies.py](../minllm/engine/running/host_copies.py)
 #
 # Two requests of the bundled model; the second arrives two steps later:
 
@@ -159,7 +157,7 @@ show_exercises("engine.launch_ahead")
 # [simulated clock](../minllm/course/host_and_gpu.py). The GPU's time for a decode step is
 # the recorded one of the 1B shape; the host's times are assumed.
 
-# %%
+# %% tags=["fold"]
 from minllm.course import recorded, timeline
 from minllm.course.host_and_gpu import (
     READ_COLOUR,
@@ -173,10 +171,7 @@ ONE_USER = "(random weights), batch 1, "
 (step_row,) = recorded(
     "decode step", f"llama-3.2-1b {ONE_USER}context 1024", "graph replay"
 )
-STEP_US, PROMPT_US = (
-    step_row.value,
-    3,
-)  # per step; extra per prompt token (assumed)
+STEP_US, PROMPT_US = step_row.value, 3  # per step; per prompt token, assumed
 HOST = dict(schedule=60, upload=30, replay=40, take=50)  # µs, assumed
 DETOKENISE_US = 170  # assumed
 
@@ -207,6 +202,7 @@ def simulated(steps_ahead):
     return machine, texts
 
 
+# %%
 turns, texts = simulated(steps_ahead=0)
 overlapped, texts_overlapped = simulated(steps_ahead=1)
 for name, machine in (("taking turns", turns), ("overlapped", overlapped)):
@@ -251,19 +247,15 @@ from minllm.models.shapes import find_config
 
 shapes = {name: find_config(f"llama-3.{name}")[1] for name in ("2-1b", "1-8b", "1-70b")}
 config_8b, tb_s = shapes["1-8b"], load_record()["ceilings"]["copy_tb_s"]
-stages = {
-    batch: costs.decode_stages(config_8b, batch, context=1024) for batch in (1, 256)
-}
+stages = {n: costs.decode_stages(config_8b, n, context=1024) for n in (1, 256)}
 weights_percent = {}
 for batch, found in stages.items():
     weights, cache = (
         sum(getattr(one, f"{kind}_bytes") for one in found) for kind in ("weight", "kv")
     )
     weights_percent[batch] = 100 * weights / (weights + cache)
-    print(
-        f"batch {batch:3}: weights {weights / 1e9:.1f} GB, keys and values "
-        f"{cache / 1e9:.1f} GB"
-    )
+    gigabytes = f"weights {weights / 1e9:.1f}, keys and values {cache / 1e9:.1f}"
+    print(f"batch {batch:3}, GB: {gigabytes}")
 
 # %% tags=["hide"]
 assert weights_percent[1] > 99 and weights_percent[256] < 35
@@ -380,7 +372,7 @@ assert 30 < rates[2][1] / rates[0][1] < 60 and 30 < rates[3][1] / rates[1][1] < 
 # here, so all chips are compared at the rates of their data sheets. A model is spread over the number of chips, up to
 # 16, that makes its tokens cheapest.
 
-# %%
+# %% tags=["fold"]
 from minllm.machine.hardware import gpu_named
 from minllm.planning.plan import Wishes, make_plan
 
@@ -397,8 +389,7 @@ def plan_on(chip, config, batch, gpus):
 
 
 def cheapest(chip, config):
-    """(number of chips, plan at batch 1, plan of the largest batch) with the cheapest
-    tokens."""
+    """(number of chips, plan at batch 1, plan of the largest batch)."""
     options = []
     for gpus in (1, 2, 4, 8, 16):
         largest = plan_on(chip, config, 1, gpus).largest_batch
@@ -409,10 +400,9 @@ def cheapest(chip, config):
     return min(options, key=lambda option: option[0])[1:]
 
 
-print(
-    "shape   chips            1 user     largest batch   tokens/s   $/M tokens  $/M "
-    "prompt"
-)
+# %%
+columns = "1 user     largest batch   tokens/s   $/M tokens  $/M prompt"
+print("shape   chips           ", columns)
 dollars = {}
 for name, config in shapes.items():
     for chip in PRICES:
@@ -444,13 +434,10 @@ bars(
 # %%
 byte_price = {}
 for chip, price in PRICES.items():
-    byte_price[chip] = (
-        price / 3600 / gpu_named(chip)[1].bandwidth_tb_s
-    )  # dollars per TB
-    print(
-        f"{chip:10} {1e3 * byte_price[chip]:.3f} $ per 1,000 TB read, "
-        f"{gpu_named(chip)[1].memory_gb:3.0f} GB"
-    )
+    gpu = gpu_named(chip)[1]
+    byte_price[chip] = price / 3600 / gpu.bandwidth_tb_s  # dollars per TB
+    per_1000 = f"{1e3 * byte_price[chip]:.3f} $ per 1,000 TB read"
+    print(f"{chip:10} {per_1000}, {gpu.memory_gb:3.0f} GB")
 
 # %% tags=["hide"]
 assert max(byte_price[c] for c in ("v100-16gb", "h200", "b200")) < 1.1 * min(

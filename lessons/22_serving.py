@@ -120,7 +120,7 @@ with serving(llm) as served:
     connection, response = stream(served.address, max_tokens=3, temperature=0)
     events = [line.decode().strip() for line in response if line.strip()]
 for event in events:
-    print(event[:40], "...", event[-75:] if len(event) > 80 else "")
+    print(event if len(event) < 80 else f"{event[:24]} ... {event[-55:]}")
 
 # %% tags=["hide"]
 assert '"finish_reason":"length"' in events[-2] and events[-1] == "data: [DONE]"
@@ -133,7 +133,7 @@ assert '"finish_reason":"length"' in events[-2] and events[-1] == "data: [DONE]"
 # !!! tip "Takeaway"
 #     TTFT has four parts. A stream has an end of its own, which is not the connection's end.
 #
-# ## Somebody leaves
+# ## A client leaves
 
 # %%
 with serving(llm) as served:

@@ -105,13 +105,13 @@ def plan(
 
 @app.command()
 def inspect(
-    kernel: Annotated[str | None, typer.Argument(help="A kernel's name, or a part; without, all are listed.", show_default=False)] = None,
+    kernel: Annotated[str | None, typer.Argument(help="A kernel's name or part of it; default: list all.", show_default=False)] = None,
     cc: Annotated[str, typer.Option("--cc", metavar="CC", help="Compute capability of the GPU to compile for: 7.5, 8.0, 9.0...")] = "9.0",
     ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX, each piece under its line of Python.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Show the machine code, each piece under its line of Python.")] = False,
     json_file: JsonOption = None,
 ) -> None:
-    """Compile a kernel for any GPU and show what became of it: registers, occupancy, instructions, code. Needs no GPU."""
+    """Compile a kernel for any GPU and show the result: registers, occupancy, instructions, code. Needs no GPU."""
     with user_errors():
         from minllm.cli import inspection_report
 
@@ -130,7 +130,7 @@ def tune(
         Path | None, typer.Option("--json", metavar="FILE", help="Write the table there; - is standard output.", show_default=False)
     ] = None,
 ) -> None:
-    """Measure which matrix product is the fastest for how many rows on this GPU, and keep it for generation (needs a GPU)."""
+    """Measure which GEMM is the fastest for each number of rows on this GPU, and keep the result for generation (needs a GPU)."""
     with user_errors():
         from minllm.bench import tune as tuning
 
@@ -173,7 +173,7 @@ def exercise(
 
 @app.command()
 def check(
-    name_or_file: Annotated[Path, typer.Argument(metavar="NAME|FILE", help="A file, or before it the name of its exercise, if need be.")],
+    name_or_file: Annotated[Path, typer.Argument(metavar="NAME|FILE", help="The exercise's file, or its name before the file.")],
     file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The file, after a name.", show_default=False)] = None,
 ) -> None:
     """Check an exercise's file: a ladder of cases, up to the first that fails. `project FOLDER` checks the final project. Needs no GPU."""

@@ -31,7 +31,7 @@ def bench_generate(
     variant: VariantOption = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Time to the first token, and decode speed held against the memory's limit: one sequence, greedy."""
+    """Time to the first token, and decode speed compared with the memory's limit: one sequence, greedy."""
     with user_errors():
         from minllm.bench import generate as benchmark
 
@@ -46,12 +46,12 @@ def bench_kernels(
     ] = None,
     case: Annotated[
         list[str] | None,
-        typer.Option("--case", metavar="NAME", help="Only rows whose names begin so: 'matmul, 8'. May be repeated.", show_default=False),
+        typer.Option("--case", metavar="NAME", help="Only rows with this beginning: 'matmul, 8'. May be repeated.", show_default=False),
     ] = None,
     against: Annotated[str | None, typer.Option(metavar="torch", help="Measure PyTorch's kernels beside ours.", show_default=False)] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Every kernel, checked and then timed, held against the speed of a copy and of the tensor cores (needs a GPU)."""
+    """Every kernel, checked and then timed, compared with the speed of a copy and of the tensor cores (needs a GPU)."""
     with user_errors():
         from minllm.bench import kernels as benchmark
 
@@ -70,18 +70,18 @@ def bench_step(
     ] = None,
     context: Annotated[int, typer.Option(min=64, help="Keys that a decoded token sees.")] = 1024,
     prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill, which is measured with batch 1; 0 leaves it out.")] = 2048,
-    parts: Annotated[bool, typer.Option("--parts", help="Also say what each kernel adds to the decode step.")] = False,
+    parts: Annotated[bool, typer.Option("--parts", help="Also print what each kernel adds to the decode step.")] = False,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="With the kernels of that option of generate.")] = False,
     quantization: Annotated[
         list[str] | None,
         typer.Option(metavar="FORMAT", help="The layers' weights in this format, as in generate. May be repeated.", show_default=False),
     ] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="torch", help="Hold the prefill against PyTorch's kernels.", show_default=False)
+        str | None, typer.Option(metavar="torch", help="Compare the prefill with PyTorch's kernels.", show_default=False)
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """A whole decode step by graph replay and a whole prefill, with random weights, held against the hardware's limits (needs a GPU)."""
+    """A whole decode step by graph replay and a whole prefill, with random weights, compared with the hardware's limits (needs a GPU)."""
     with user_errors():
         from minllm.bench import step as benchmark
 
@@ -162,7 +162,7 @@ def bench_accuracy(
     device: DeviceOption = DeviceName.AUTO,
     dtype: DtypeOption = DtypeName.BFLOAT16,
     tokens: Annotated[
-        int | None, typer.Option(min=2, help="Of the text to read; default all, which takes a CPU long.", show_default=False)
+        int | None, typer.Option(min=2, help="Tokens of the text to read; default all, which takes long on a CPU.", show_default=False)
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -175,7 +175,7 @@ def bench_accuracy(
 
 @bench_app.command("cache")
 def bench_cache(
-    requests: Annotated[int, typer.Option(min=1, help="How many the traffic has.")] = 2000,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in the traffic.")] = 2000,
     json_file: JsonOption = None,
 ) -> None:
     """Cache policies on one chat traffic: how many sequences fit, how much memory holds no token. Counted; needs no GPU."""
@@ -233,7 +233,7 @@ def bench_pipeline(
     dtype: DtypeOption = DtypeName.AUTO,
     json_file: JsonOption = None,
 ) -> None:
-    """Tokenise, compute and detokenise on threads of their own, held against one after the other."""
+    """Tokenise, compute and detokenise on threads of their own, compared with one after the other."""
     with user_errors():
         from minllm.bench.serving import pipeline as benchmark
 
@@ -276,7 +276,7 @@ def bench_speculation(
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Decoding with drafts, held against decoding without and against the prediction."""
+    """Decoding with drafts, compared with decoding without and with the prediction."""
     with user_errors():
         if counts is not None:
             from minllm.bench import speculation_counts
@@ -311,7 +311,7 @@ def bench_simulator(
     suite: Annotated[bool, typer.Option("--suite", help="Run and time every simulated test too: some minutes, in a clone.")] = False,
     json_file: JsonOption = None,
 ) -> None:
-    """How fast the simulator runs kernels on this processor, held against what is allowed; exit code 1 beyond it. Needs no GPU."""
+    """How fast the simulator runs kernels on this processor, compared with the times allowed; exit code 1 beyond it. Needs no GPU."""
     with user_errors():
         from minllm.bench import simulator as benchmark
 

@@ -38,7 +38,7 @@ def generate(
         typer.Option("--prompts", metavar="FILE", help="Prompts, one per line; .jsonl: objects with SamplingParams.", show_default=False),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens to generate. Default: 128, or 8 where the simulator takes part.", show_default=False)
+        int | None, typer.Option(help="Maximum tokens to generate. Default: 128, or 8 with the simulator.", show_default=False)
     ] = None,
     echo: Annotated[bool, typer.Option(help="Print the prompt before the text.")] = False,
     card: Annotated[bool, typer.Option(help="Print the report card to standard error.")] = True,
@@ -116,7 +116,7 @@ def chat(
         typer.Option("--chat-template", metavar="FILE", help="A Jinja template, or the name of one of the model's.", show_default=False),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Most tokens of a reply. Default: generation_config.json's, or 512.", show_default=False)
+        int | None, typer.Option(help="Maximum tokens per reply. Default: generation_config.json's, or 512.", show_default=False)
     ] = None,
     json_file: JsonOption = None,
     **options: Any,

@@ -72,6 +72,6 @@ def _parsed_object(line: str, place: str) -> PromptLine:
     for name in content:
         if name not in (*PROMPT_KEYS, *FIELDS):
             near = difflib.get_close_matches(name, [*PROMPT_KEYS, *FIELDS], n=1)
-            raise InvalidOptionError(f"{place}: {name} is no field of SamplingParams{f'; did you mean {near[0]}?' if near else '.'}")
+            raise InvalidOptionError(f"{place}: {name} is not a field of SamplingParams{f'; did you mean {near[0]}?' if near else '.'}")
     prompt = {name: content[name] for name in PROMPT_KEYS if name in content}
     return PromptLine(prompt, {name: value for name, value in content.items() if name in FIELDS}, place)

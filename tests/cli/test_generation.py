@@ -122,7 +122,7 @@ def test_prompts_with_parameters_of_their_own_and_json_lines(base, llm, tmp_path
         ("p.jsonl", '{"prompt": "a"}\n{"prompt": }', "line 2 is not valid JSON"),
         ("p.jsonl", '["a"]', "line 1 is not an object with a prompt"),
         ("p.jsonl", '{"text": "a"}', "line 1 is not an object with a prompt"),
-        ("p.jsonl", '{"prompt": "a", "temprature": 1}', "line 1: temprature is no field of SamplingParams; did you mean temperature?"),
+        ("p.jsonl", '{"prompt": "a", "temprature": 1}', "line 1: temprature is not a field of SamplingParams; did you mean temperature?"),
         ("p.jsonl", '\n{"prompt": "a", "temperature": -1}', "line 2: temperature=-1"),
         ("p.jsonl", '{"prompt": 5}', "5"),
         ("p.jsonl", '{"prompt": "a"}\n{"prompt_token_ids": [300]}', "Prompt 1 of 2"),

@@ -198,14 +198,13 @@ def test_links_of_all_pages_lead_somewhere():
 
 
 def test_old_addresses_of_lessons_open_the_new_ones(browser, base):
-    opened = []
+    opened, page = {}, browser.new_page()
     for address in addresses(moved=True):
-        visit = Visit(browser, base, address)
-        visit.page.wait_for_url("**/lessons/*a_*/")
-        opened.append((address, visit.page.locator("h1").inner_text()[:3], visit.problems))
-        visit.close()
-    old = ("lessons/05_the_ladder_of_matrix_products/", "lessons/16_batching_many_requests/")
-    assert opened == [(old[0], "5a.", []), (old[1], "16a", [])]
+        page.goto(base + address)
+        page.wait_for_url("**/lessons/*a_*/")
+        opened[address] = page.locator("h1").inner_text().partition(".")[0]
+    page.close()
+    assert opened == {"lessons/05_the_ladder_of_matrix_products/": "5a", "lessons/16_batching_many_requests/": "16a"}
 
 
 def test_search_finds_a_lesson_and_a_term(browser, base):

@@ -17,6 +17,7 @@ PAGE = """<!doctype html>
 <meta name="robots" content="noindex">
 <meta http-equiv="refresh" content="0; url={first}">
 <link rel="canonical" href="{first}">
+<link rel="icon" href="../../assets/images/favicon.png">
 <title>This lesson has moved</title>
 </head>
 <body>
