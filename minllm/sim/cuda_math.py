@@ -56,6 +56,7 @@ def simulated_function(name, exact):
             result = without_exceptions(exact, arguments)
         return np.float32(result) if single and not isinstance(result, (bool, np.bool_)) else result
 
+    function.__name__ = name
     return function
 
 

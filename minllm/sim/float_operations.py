@@ -11,6 +11,7 @@ from collections import Counter
 
 import numpy as np
 
+from minllm.sim.cuda_math import SimulatedMath
 from minllm.sim.cuda_module import SimulatedCuda
 from minllm.sim.fused import fma_of
 from minllm.sim.monitored_arrays import MonitoredArray
@@ -50,7 +51,7 @@ def counting(name, kind):
     return operate
 
 
-for _name, _kind in dict(add="add", sub="add", mul="multiply", truediv="divide").items():
+for _name, _kind in dict(add="add", sub="add", mul="multiply", truediv="divide", pow="function").items():
     for _side in ("", "r"):
         setattr(CountedFloat32, f"__{_side}{_name}__", counting(f"__{_side}{_name}__", f"float32 {_kind}"))
 CountedFloat32.__neg__ = lambda self: CountedFloat32(np.float32.__neg__(self))
@@ -159,5 +160,7 @@ def replacement(value, done):
         return value
     if hasattr(value, "simulated_twin_of"):
         return count_in(value, done)
+    if value.__module__ == SimulatedMath.__module__:  # imported from math
+        return counted_math(value.__name__, value)
     is_instruction = (value.__module__ or "").startswith("minllm.ptx.")
-    return counted_function(value, int(value.__name__ in COUNTED_INSTRUCTIONS)) if is_instruction else value
+    return counted_function(value, int(is_instruction and value.__name__ in COUNTED_INSTRUCTIONS))

@@ -316,7 +316,7 @@ class Writer:
             return self.integer_binary(node, operation, left, right, kinds, result)
         left, right = (self.as_float(*one, result) for one in zip((left, right), kinds))
         if operation is operator.pow:
-            return f"ops.power(L, {left}, {right})"
+            return self.operated(f"ops.power(L, {left}, {right})", result.type, "function")
         if operation not in SYMBOLS:
             self.refuse(node, "an operator on floats")
         text = f"({left} {SYMBOLS[operation]} {right})"

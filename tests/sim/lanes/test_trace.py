@@ -1,6 +1,7 @@
 """Traces made in lanes are those that the threads make, where threads part, loops differ in length and functions are called twice."""
 
 import math
+from math import sqrt
 
 import ml_dtypes
 import numpy as np
@@ -52,6 +53,7 @@ def test_operations_of_the_lanes_that_need_them():
             a = a**3 + math.sqrt(abs(b)) if i % 2 else cuda.fma(a, b, factor) if i % 4 else b / a
         if float32(0.1) < a * factor < b + float32(1):
             a += ptx.ex2(a) + max(a, b)
+        a -= (a % b) * (a // b) + sqrt(a) * round(a) - a**b
         out[i] = a * a + b * b - math.exp(a)
         cuda.atomic.add(sums, i, a)
         cuda.atomic.max(sums, 3 * BLOCK, b)
