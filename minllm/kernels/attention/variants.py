@@ -27,7 +27,7 @@ VARIANTS = Variants(
     Variant("split_cluster", ".split_tensor_core.cluster", most_rows=ONE, dtypes=HALF, capability=HOPPER, fallback="split_tensor_core"),
     Variant("flash_attention_2_quantized", ".flash_attention_2.quantized", dtypes=HALF, reads=QUANTIZED),
     Variant(
-        "flash_attention_3_float8", ".flash_attention_3.float8", dtypes=HALF, capability=HOPPER, stand_in="flash_attention_2_quantized",
+        "flash_attention_3_float8", ".flash_attention_3.float8", dtypes=HALF, capability=HOPPER, fallback="flash_attention_2_quantized",
         reads=QUANTIZED,
     ),  # fmt: skip
     Variant("split_quantized", ".split_quantized.split_quantized", most_rows=ONE, dtypes=HALF, reads=QUANTIZED),

@@ -211,7 +211,7 @@ def attention(
     longest = query_len_bound(max_query_len, sizes)
     shape = shape or shape_for(sizes.head_dim, longest)
     if why_not(query, key_cache, block_tables, shape):
-        VARIANTS.stand_in("flash_attention_3_float8").attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
+        VARIANTS.fallback("flash_attention_3_float8").attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
         return
     page_rows = shape.page_rows(sizes.block_size, sizes.max_blocks)
     block_size = WHOLE_CONTEXT if sizes.max_blocks == 1 else sizes.block_size

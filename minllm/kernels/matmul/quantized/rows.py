@@ -184,7 +184,8 @@ def quantize_rows(x, empty, stream=None, code: str = "int8", as_numbers: bool = 
     """
     check_array("x", x, FLOAT_DTYPES, M=None, K=None)
     rows = QuantizedRows(empty(x.shape, x.dtype if as_numbers else np.dtype(np.uint8)), empty((x.shape[0],), np.dtype(np.float32)))
-    wanted = LONG_BLOCK if x.shape[0] <= FEW_ROWS else SHORT_BLOCK  # the maximum does not depend on the order, so a row's codes do not either
+    # A maximum does not depend on the order of its terms: a row's codes are the same in both.
+    wanted = LONG_BLOCK if x.shape[0] <= FEW_ROWS else SHORT_BLOCK
     if not as_numbers and (shape := row_in_short_block(x.shape[1], WORDS, x, wanted=wanted)):
         threads, pieces = shape
         launch(quantize_vectors_kernel(code, x.dtype, pieces), x.shape[0], threads, (x, *rows), stream)
