@@ -102,6 +102,9 @@ for token, piece in zip(token_ids, pieces):
     print(f"{token:5} {piece!r}")
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A tokenizer turns text into ids. Frequent text takes few of them.
+#
 # ## From tokens to vectors
 #
 # Each token id selects one row of a table, the embedding. That row of 320 numbers is the token's first vector.
@@ -137,6 +140,9 @@ assert np.array_equal(out, lookup.embedding_reference(ids, table))
 #
 # It read 3 rows and wrote 3 rows, and did no arithmetic at all. An operation that only moves bytes is limited by memory
 # alone, however fast the arithmetic is.
+#
+# !!! tip "Takeaway"
+#     An embedding selects rows of a table. It moves bytes and computes nothing.
 #
 # ## From vectors to logits
 #
@@ -194,7 +200,10 @@ bars(
 )
 
 # %% [markdown]
-# ## How good is a model? Bits
+# !!! tip "Takeaway"
+#     Each position gets one vector, and at the end one score per token of the vocabulary.
+#
+# ## How good is a model? Bits per byte
 #
 # Give the model real text. At every position, look up the probability that it gave to the token that came next. A token
 # of probability $p$ costs $-\log_2 p$ bits: 0 if it was certain, 12 for a blind guess among 4,096. The sum over a text,
@@ -239,6 +248,9 @@ from minllm.course import listing, recorded
 print(listing(recorded("bits a byte")))
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Bits per byte measure how well a model predicts real text, whatever its tokenizer.
+#
 # ## Two phases
 #
 # An engine writes text by choosing a token from the last row of the logits, appending it, and calling the model again.
@@ -283,6 +295,9 @@ guess.against(
 # %% [markdown]
 # A GPU can do hundreds of operations in the time that a byte takes to arrive. Decode needs one. That is why a single
 # sequence leaves a GPU nearly idle, and why so much of this course is about bytes.
+#
+# !!! tip "Takeaway"
+#     Prefill uses each weight for many tokens, decode for one. So decode is limited by memory.
 #
 # ## Run it
 
@@ -406,7 +421,7 @@ assert suspicious.mean() > 12
 #     Prefill has about 2,048 FLOP per byte, far right of the ridge of a few hundred: twice the FLOP/s. Decode has
 #     about 1: twice the bandwidth. A chip that doubles only one of them halves only one of TTFT and TPOT.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # The timeline shows that a request is mostly decode, and the roofline shows that decode is bound by memory: a token
 # takes at least as long as reading the weights. To see what a GPU does with a byte, you have to write a program for it.

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 2. Your first kernel
 #
-# A kernel is a function that a GPU runs many times at once, each time on other data. Each of these runs is a *thread*.
+# A kernel is a function that a GPU runs many times in parallel, each time on different data. Each run is a *thread*.
 # In this lesson you write a kernel, run it, stop one of its threads to look inside, break it in the two usual ways, and
 # see why two kernels that copy the same bytes can differ in speed by a factor of five.
 
@@ -107,13 +107,18 @@ out = place.empty((n,), np.float32)
 grid = ceil_div(n, block)  # 100 / 32, rounded up
 launch(add_kernel, grid, block, (place.array(x), place.array(residual), out))
 
+print(f"{grid} blocks of {block} threads; the sums match NumPy's")
+
+# %% tags=["hide"]
 assert np.array_equal(place.to_host(out), x + residual)
-print(f"{grid} blocks of {block} threads; the sums are those of NumPy")
 
 # %% tags=["hide-input"]
 guess.against(blocks=grid, idle_threads=grid * block - n)
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A kernel is the body of a loop. Its index says which iteration a thread does.
+#
 # ## Write your own
 #
 # Now you. ReLU replaces every negative number by 0. `minllm exercise` writes a file of 15 lines with a hole of two, and
@@ -160,6 +165,9 @@ add_and_stop_kernel.simulate[grid, block](x, residual, np.zeros(n, np.float32))
 # of its block have already written their elements, and its own element is still 0.
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Every thread runs the same code; in the simulator you can stop any of them.
+#
 # ## Break it: out of bounds
 #
 # Leave the guard out. Threads 100 to 127 then access memory beyond the arrays. A GPU does not check: it reads whatever
@@ -194,6 +202,9 @@ finding(add_without_guard_kernel, grid, block, x, residual, np.empty(n, np.float
 
 # %% [markdown]
 # Read such a report from its end: first the line of code, then the thread, then the wrong index.
+#
+# !!! tip "Takeaway"
+#     A GPU does not check indices: guard the last block.
 #
 # ## Threads that work together, and the race between them
 #
@@ -253,6 +264,9 @@ finding(add_next_in_place_kernel, 1, 64, numbers, wrong)
 # be right a thousand times. The detector does not wait for the bad order to happen. It checks whether anything rules it
 # out.
 #
+# !!! tip "Takeaway"
+#     Threads that share memory need a barrier between writing and reading.
+#
 # ## Now see the engine's
 #
 # GELU is the activation in GPT-2's feed-forward. It is applied to each number by itself, like your ReLU:
@@ -274,7 +288,7 @@ show_source(
 )
 
 # %% tags=["hide-input"]
-show_source(gelu.gelu_tanh, folded="The formula that it is made with")
+show_source(gelu.gelu_tanh, folded="The formula behind it")
 
 # %% [markdown]
 # ## Neighbouring threads should read neighbouring bytes
@@ -352,6 +366,8 @@ accesses(
 by_rows, by_columns = (
     traces[name].total.sector_bytes for name in ("by rows", "by columns")
 )
+
+# %% tags=["hide"]
 assert by_columns == 8 * by_rows
 
 # %% tags=["hide-input"]
@@ -361,6 +377,9 @@ guess.against(copied_by_rows=by_rows, copied_by_columns=by_columns)
 # Edit an index and count the sectors ([on its own page](../docs/warp-accesses.md)):
 #
 # <!-- interactive: warp-accesses -->
+#
+# !!! tip "Takeaway"
+#     A warp should read 32 neighbouring elements: then every byte that moves is used.
 #
 # ## Measured against predicted
 #
@@ -484,7 +503,7 @@ show_case("restless_sum")
 #     8 steps, because 2^8 = 256, with a barrier after each; 128 + 64 + ... + 1 = 255 additions. In the last step one
 #     thread works and 255 wait: the tree has few steps, but most threads are idle.
 #
-# ## What next, and which measurement says so
+# ## What next
 #
 # The traces on this page show kernels that read several bytes per operation, and the recorded dots are on the slope:
 # memory is their limit. Nearly all operations of a language model are in attention and in GEMMs (general matrix

@@ -92,7 +92,7 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
-# ## What a token asks, and what it finds
+# ## Queries, keys and values
 #
 # Three weight matrices turn each token's hidden state into three vectors:
 #
@@ -104,7 +104,10 @@ guess.ask()
 # their dot product. The softmax turns these scores into weights, positive and summing to 1, and the result is the
 # mean of the values with these weights.
 #
-# ## By hand, on four tokens
+# !!! tip "Takeaway"
+#     Queries are compared with keys; the weights that result mix the values.
+#
+# ## By hand, with four tokens
 #
 # Take $T = 4$ tokens and heads of $d = 4$ numbers, so that $\sqrt{d} = 2$. Compute the last row on paper before you run
 # the cell.
@@ -205,6 +208,9 @@ curves(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Dividing by $\sqrt{d}$ keeps scores equally large for every $d$, so that no key takes all the weight.
+#
 # ## Write your own
 #
 # The weights of a token are the softmax of its scores. Write it in place, for every row at once. The task asks you to
@@ -236,8 +242,8 @@ assert np.isnan(naive).any() and np.isclose(
 # %% [markdown]
 # Multiplying numerator and denominator by $e^{-m}$ does not change the result, and moves the largest exponent to 0. The
 # largest term is then exactly 1, so nothing overflows and the sum cannot be 0. (In a row that sees no key at all, $m$
-# is $-\infty$, and $-\infty - (-\infty)$ is not a number. The package's softmax handles that row too; writing it is
-# your first exercise.) This is attention in NumPy, the reference for the tests of all kernels:
+# is $-\infty$, and $-\infty - (-\infty)$ is not a number. The package's softmax handles that row too, as your
+# exercise above does.) This is attention in NumPy, the reference for the tests of all kernels:
 
 # %% tags=["hide-input"]
 from minllm.course import show_source
@@ -255,9 +261,12 @@ show_source(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Subtracting the maximum changes no weight and prevents overflow.
+#
 # ## Heads, and groups of heads
 #
-# One attention can look for one thing. So a layer has several in parallel, called heads, each with its own queries,
+# A single attention head can look for only one kind of thing. So a layer has several in parallel, called heads, each with its own queries,
 # keys and values, and joins their results. Queries are then `[T, heads, head_dim]`, and there is one matrix of scores
 # per head.
 #
@@ -270,6 +279,9 @@ show_source(
 # | GPT-2 | 12 | 12 | multi-head attention |
 # | Llama-3.1-8B | 32 | 8 | grouped-query attention, groups of 4 |
 # | the bundled model | 5 | 1 | multi-query attention |
+#
+# !!! tip "Takeaway"
+#     Several query heads can share one head of keys and values. The cache gets smaller by that factor.
 #
 # ## A look into a real model
 #
@@ -418,7 +430,6 @@ from minllm.course import has_gpu
 
 alone = np.zeros((4, 4), np.float32)
 attention_kernel.simulate[1, 4](Q, K, V, alone, float32(0.5))
-assert np.allclose(alone, out, atol=1e-4)
 
 if has_gpu():
     from minllm.ops.cuda_ops import CudaOps as Place
@@ -472,6 +483,7 @@ result = place.to_host(on_place[3])[:, 0, :4]  # [T, d]
 print(np.round(result, 2))
 
 # %% tags=["hide"]
+assert np.allclose(alone, out, atol=1e-4)
 assert np.allclose(result, out, atol=1e-4)
 
 # %% [markdown]
@@ -520,6 +532,9 @@ assert (
 # trips of 4 bytes: 28 bytes per pair of a query and a key. A pair takes $4d$ operations, $2d$ for $q \cdot k$ and $2d$
 # for $p v$.
 #
+# !!! tip "Takeaway"
+#     With the scores in memory, three kernels move 28 bytes per pair of a query and a key.
+#
 # ## The problem: a square
 #
 # Queries, keys and values grow with $T$. Scores grow with $T^2$.
@@ -558,6 +573,9 @@ curves(
 # %% [markdown]
 # At 8,192 tokens the scores of one layer take 8.6 GB. At 131,072 tokens, which Llama 3.1 allows, they would take
 # 2.2 TB, fifteen times the memory of an H200. And they are only an intermediate result.
+#
+# !!! tip "Takeaway"
+#     Inputs and outputs grow with the length, scores with its square.
 #
 # ## Measured against predicted
 #
@@ -609,7 +627,6 @@ roofline(
 (row,) = recorded(
     "prefill attention", "1x512, 32/8 heads, d 128, bfloat16", "materialized"
 )
-assert row.value < tb_s * flops_per_byte / 30
 if has_gpu():
     import ml_dtypes
 
@@ -639,6 +656,9 @@ if has_gpu():
     print(f"{flops / seconds / 1e12:.2f} TFLOP/s in bfloat16, {machine_line()}")
 else:
     print("No GPU here: nothing was timed on this machine.")
+
+# %% tags=["hide"]
+assert row.value < tb_s * flops_per_byte / 30
 
 # %% [markdown]
 # ## Exercises
@@ -679,7 +699,7 @@ show_case("clairvoyant")
 #     ms. If the scores are not written, attention can be ten times as fast, provided that the arithmetic runs on tensor
 #     cores.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # Two things keep these kernels below the roof. The bytes show that the score matrix must not go to memory: [lesson
 # 7](07_prefill_and_flash_attention.py) never writes it. The roofline shows that something else is worse: every

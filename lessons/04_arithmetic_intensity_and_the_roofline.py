@@ -133,6 +133,9 @@ for T in (1, 4, 64, 512):
     )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Count operations and bytes. Their ratio, not the size, decides which limit binds.
+#
 # ## Write your own
 #
 # Two times, and the larger one is the limit. Write that as a function:
@@ -162,7 +165,7 @@ out = np.empty((T, N), np.float32)  # [T, N]
 
 moved, flop = product(T, N, K, b)
 print(
-    f"{'by hand':14} {moved:10,} different bytes                          {flop:8,} "
+    f"{'by hand':14} {moved:10,} unique bytes                             {flop:8,} "
     "FLOP"
 )
 counted = {}
@@ -173,7 +176,7 @@ for launcher in (matmul_naive, matmul_gemv):
     counted[launcher.__name__] = total
     multiplied = traces[0].flops["float32 multiply-add"]
     print(
-        f"{launcher.__name__:14} {total.unique_bytes:10,} different bytes, "
+        f"{launcher.__name__:14} {total.unique_bytes:10,} unique bytes, "
         f"{total.bytes:9,} requested, {multiplied:8,} FLOP"
     )
     assert np.allclose(out, x @ w.T, atol=1e-4)
@@ -182,6 +185,9 @@ for launcher in (matmul_naive, matmul_gemv):
 # %% [markdown]
 # Both touch exactly the bytes of the formula. They *request* more, because threads request the same numbers again and
 # again; caches serve most of these requests. So the formula is a lower bound, the floor.
+#
+# !!! tip "Takeaway"
+#     The formula is a floor: no kernel moves fewer bytes, and caches hide the rest.
 #
 # ## A whole step
 #
@@ -231,6 +237,9 @@ guess.against(
 # %% [markdown]
 # For weights of 2 bytes, the batch at the ridge equals the ridge: with $T$ rows each weight is used for $2T$
 # operations, so the intensity is about $T$. The measured figure is a whole recorded step.
+#
+# !!! tip "Takeaway"
+#     A decode step of one sequence does about 1 FLOP per byte: memory is its limit.
 #
 # ## The batch moves the dot
 #
@@ -292,6 +301,9 @@ roofline(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A batch shares the weights, so its dot moves right. It does not share the cache.
+#
 # ## Latency, throughput, cost
 #
 # Three people look at the same step:
@@ -351,7 +363,10 @@ assert floors[64] < 1.4 * floors[1]
 # serving engine batches: lesson 16a. These steps are replays of a CUDA graph, timed on the GPU. A served step also
 # includes the host's time, unless that is hidden ([lesson 15](15_launch_overhead_and_cuda_graphs.py)).
 #
-# ## Prefill against decode
+# !!! tip "Takeaway"
+#     Until the ridge, a larger batch makes tokens cheaper and hardly slower.
+#
+# ## Prefill and decode
 #
 # A prompt is a batch, too: its tokens share each weight. So prefill has an intensity that decode reaches only with
 # hundreds of users.
@@ -386,6 +401,8 @@ floor = cost.floor_ms(v100_tb_s, v100_tflops)
 memory, arithmetic = cost.memory_ms(v100_tb_s), cost.compute_ms(v100_tflops)
 print(f"memory {memory:.1f} ms, arithmetic {arithmetic:.1f} ms")
 print(f"so {floor:.1f} ms per step and {1e3 * batch / floor:.0f} tokens per second")
+
+# %% tags=["hide"]
 assert round(floor, 1) == 22.2 and round(1e3 * batch / floor) == 720
 
 # %% [markdown]
@@ -393,6 +410,9 @@ assert round(floor, 1) == 22.2 and round(1e3 * batch / floor) == 720
 # before a faster GPU.
 #
 # <!-- end aside -->
+#
+# !!! tip "Takeaway"
+#     A prompt is a batch of tokens: prefill is limited by arithmetic, decode by memory.
 #
 # ## Measured against predicted
 #
@@ -605,7 +625,7 @@ assert cache[0].value > cache[1].value
 #     The slope allows 16.8 TFLOP/s, so its bytes cannot all have come from HBM. Either a cache served them or the
 #     count is wrong. Check the benchmark.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # The first roofline has one dot far below its roof: the naive GEMM of 2,048 rows is three orders of magnitude too low.
 # Neither limit of this lesson explains that: the fault is in how the kernel does its work. Prefill consists of such

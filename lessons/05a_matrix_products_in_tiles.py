@@ -148,6 +148,9 @@ assert arithmetic_us > 3 * memory_us
 # "if". Every number of $x$ is needed $N$ times, every weight $M$ times. The rungs differ in where these repeated loads
 # come from.
 #
+# !!! tip "Takeaway"
+#     A large GEMM is limited by arithmetic, provided that each number is loaded once.
+#
 # ## What rung 1 moves
 #
 # Every rung runs in the simulator, with 64 tokens, 64 output features and 32 input features:
@@ -225,6 +228,34 @@ assert trace.arrays["weight"].read.sectors_per_request == 16
 #     B -- "16 numbers,<br/>64 products" --> C["8 × 8 sums<br/>registers"]
 # ```
 #
+# In the chart below a cell is a tile. The block of one tile of out walks along its rows of $x$ and of weight, one pair of
+# tiles per step:
+
+# %% tags=["fold"]
+from minllm.course import heat_map
+
+steps, tiles = range(4), range(5)
+picture = np.full((9, 9), np.nan)  # weight above, x on the left, out in the corner
+for step in steps:
+    picture[step, 6] = picture[6, step] = step + 1
+picture[6, 6] = 5
+heat_map(
+    picture,
+    "What one block reads and writes, step by step",
+    row_names=[
+        *[f"weight, step {k + 1}" for k in steps],
+        *[f"x and out, rows {64 * i} to {64 * i + 63}" for i in tiles],
+    ],
+    column_names=[
+        *[f"x, step {k + 1}" for k in steps],
+        *[f"columns {64 * i} to {64 * i + 63}" for i in tiles],
+    ],
+    show_values=True,
+    caption="In steps 1 to 4 a tile of x is multiplied by a tile of weight. In 5 the "
+    "sums, a tile of out, are stored.",
+)
+
+# %% [markdown]
 # A tile of $t \times t$ results moves $2t$ numbers for $2t^2$ operations: $t / \mathrm{itemsize}$ operations per byte.
 # The same idea works with registers: each thread computes a small block of results, so it uses each number from shared
 # memory several times.
@@ -257,9 +288,6 @@ assert int(trace.total_flops / (2 * trace.arrays["x"].read.bytes)) == 64 // 2
 
 # %% [markdown]
 # It loads 64 times fewer bytes, and full sectors. The engine's large tile has $t = 128$: 64 operations per byte.
-#
-# !!! tip "Takeaway"
-#     A tile of $t \times t$ outputs makes $t$ operations of every number loaded. Doubling $t$ halves the bytes.
 #
 # <!-- aside: Bank conflicts -->
 #
@@ -326,6 +354,9 @@ assert counted["tiled, steps of 32"].bank_conflicts == 0
 
 # %% [markdown]
 # <!-- end aside -->
+#
+# !!! tip "Takeaway"
+#     A tile of $t \times t$ outputs makes $t$ operations of every number loaded. Doubling $t$ halves the bytes.
 #
 # ## Rung 3: vectorized
 #
@@ -502,7 +533,7 @@ roofline(
 #   units, and many of its instructions only move numbers.
 # - **tensor cores** are the reason why the roof is so high.
 #
-# [The simulator's counts are those of the hardware](../docs/simulator.md), but they do not say where the time goes. For
+# [The simulator's counts match the hardware's](../docs/simulator.md), but they do not say where the time goes. For
 # that you need a measurement. On a machine with a GPU, this cell makes one:
 
 # %% tags=["fold"]
@@ -520,7 +551,7 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# The second rung is the one that all later ones keep: a tile in shared memory.
+# All later rungs keep what the second one adds. In it a thread computes several outputs from two tiles in shared memory:
 
 # %% tags=["hide-input"]
 show_exercises("matmul.tiled")
@@ -553,7 +584,7 @@ show_case("one_customer")
 #     2,048 tokens per 45 ms are 45,500 tokens per second: 2.4 cents per million. The naive kernel is some 700 times
 #     slower: 17 dollars.
 #
-# ## What next, and which measurement says so
+# ## What next
 #
 # In the chart the rung with tensor cores reaches less than the roof by far, although its tiles request one byte per 85
 # operations: threads still compute addresses, start copies and load operands. [Lesson

@@ -14,7 +14,7 @@
 # # 5b. Matrix products on Hopper: TMA, wgmma, and warps with roles
 #
 # The tensor cores of a Hopper GPU consume their operands faster than threads can address and copy them. So its fast
-# GEMMs do not let them: one thread asks for a whole tile, one instruction multiplies it, and different warps do the two.
+# GEMMs do not let them: one thread requests a whole tile, one instruction multiplies it, and different warps do the two.
 # These are the upper rungs of [lesson 5a](05a_matrix_products_in_tiles.py)'s ladder:
 
 # %% tags=["fold"]
@@ -61,7 +61,7 @@ bars(
 # $$\text{one step of } K: \quad \mathrm{out}_{64 \times 256} \mathrel{+}= x_{64 \times 64}\, w_{256 \times 64}^\top
 # \qquad \frac{64 \cdot 256}{64 + 256} = 51\ \text{FLOP per byte}$$
 #
-# - **TMA**, the tensor memory accelerator, copies a tile to shared memory in the swizzled order; one thread asks for it.
+# - **TMA**, the tensor memory accelerator, copies a tile to shared memory in the swizzled order; one thread requests it.
 #   An *mbarrier*, a barrier in shared memory that counts bytes too, tells when all have arrived;
 # - **wgmma**: a *warpgroup* of four warps multiplies a tile of 64 rows, both operands directly from shared memory.
 #
@@ -383,7 +383,7 @@ show_case("last_tile")
 # ??? question "5. Multicast lets two blocks of a cluster share a tile of weight, 256 x 64. How many bytes per step does a block save?"
 #     Half of 256 · 64 · 2 = 32 KB: 16 KB, of 48 KB that a block with 128 rows of x would load.
 #
-# ## What next, and which measurement says so
+# ## What next
 #
 # Everything above had 2,048 tokens. A decode step of one sequence has one. Then every weight is used once, no tile can
 # help, and the limit is the speed of memory:

@@ -111,6 +111,16 @@ guess.ask()
 #
 # - $x = (3, 4, 0, 0)$: the mean square is $25 / 4$, its root $2.5$, so RMSNorm gives $(1.2, 1.6, 0, 0)$.
 # - $x = (0, 0, 4, 4)$: the mean is 2, the mean square around it 4, its root 2, so LayerNorm gives $(-1, -1, 1, 1)$.
+#
+# Write the first one in NumPy, for all tokens at once:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("normalization.equation")
+
+# %% [markdown]
+# Now the kernels:
 
 # %%
 import numpy as np
@@ -187,7 +197,7 @@ curves(
     },
     "norms of the forward pass, in order",
     "root mean square",
-    "The hidden state grows, what the matrices get does not",
+    "The hidden state grows, the input of the matrices does not",
     log_y=True,
     caption="The bundled model: two norms in each of 6 layers, and a last one before "
     "the head.",
@@ -218,6 +228,9 @@ show_source(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A norm brings every token to a standard size. The row is read once, and stays in registers.
+#
 # ## Positions: RoPE
 #
 # Attention compares a query with keys, and its result does not depend on their order. "Dog bites man" and "man bites
@@ -264,7 +277,7 @@ from minllm.course import heat_map
 positions, pairs = np.arange(64), np.arange(32)
 heat_map(
     (1 + cos_sin[:64, :32].T) / 2,
-    "How far each pair is turned, at each position",
+    "How far each pair is rotated, at each position",
     row_names=[f"pair {pair}" if pair % 4 == 0 else "" for pair in pairs],
     column_names=[str(position) if position % 8 == 0 else "" for position in positions],
     caption="Columns are positions 0 to 63. Full colour: back where it began; none: "
@@ -332,10 +345,6 @@ show_source(
 # %%
 import dataclasses
 
-assert np.isclose(
-    score(3, 0, interleaved=True), score(1003, 1000, interleaved=True), atol=1e-3
-)
-
 
 def bits_per_byte():
     """How much the text surprises the model: lesson 1."""
@@ -360,11 +369,17 @@ for layer in layers:
 print(f"right layout {right:.2f} bits per byte, wrong layout {wrong:.2f}")
 
 # %% tags=["hide"]
+assert np.isclose(
+    score(3, 0, interleaved=True), score(1003, 1000, interleaved=True), atol=1e-3
+)
 assert wrong > 1.5 * right
 
 # %% [markdown]
 # The model still knows which words are frequent, and its output looks a little like code. So such a mistake can go
 # unnoticed for weeks. Measure bits per byte when you load a model.
+#
+# !!! tip "Takeaway"
+#     RoPE rotates queries and keys, so that a score depends on their distance.
 #
 # ## SwiGLU: one GEMM gates another
 #
@@ -412,7 +427,10 @@ show_source(
 )
 
 # %% [markdown]
-# ## What do they cost?
+# !!! tip "Takeaway"
+#     One GEMM is a gate for another; SiLU says how far it is open.
+#
+# ## What the small steps cost
 #
 # All of these steps read some bytes, do a few operations with each number, and write some bytes. The figures are from
 # the docstrings of their kernels, in bfloat16:
@@ -425,7 +443,10 @@ show_source(
 #
 # The ridge of an H200 is at hundreds of operations per byte. So arithmetic is free here, and only bytes matter.
 #
-# ## Together, not apart
+# !!! tip "Takeaway"
+#     Element-wise steps do about one operation per byte: only their bytes cost time.
+#
+# ## Fusion: together, not apart
 #
 # If two steps follow each other, the first writes a result that the second reads again. In one kernel the number stays
 # in a register, which saves two trips to memory. That is fusion. The next cells count it: the steps apart, with one
@@ -598,6 +619,9 @@ guess.against(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A number that stays in a register is not written and not read again.
+#
 # ## Launches
 #
 # A decode step has one token. Moving its kilobytes takes nanoseconds. But a kernel, even one that does almost nothing,
@@ -637,6 +661,9 @@ guess.against(longer="a kernel that does nothing")
 # %% [markdown]
 # So fusion helps twice. For many tokens it saves bytes, for one token it saves launches. The last line is an estimate:
 # it assumes that every launch costs as much as the smallest kernel. Lesson 15 makes the launches themselves cheaper.
+#
+# !!! tip "Takeaway"
+#     With many tokens fusion saves bytes, with one token it saves launches.
 #
 # ## Measured against predicted
 #
@@ -744,8 +771,6 @@ else:
 # ## Exercises
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
 show_exercises("normalization.rms_norm", "rope.rotate")
 
 # %% [markdown]
@@ -777,7 +802,7 @@ show_case("hanging_norm")
 #     The write and the read of gate and up: 2 · 28,672 · 2 bytes = 115 KB per token and layer. For 2,048 tokens and
 #     32 layers that is 7.5 GB, 1.8 ms of a prefill that takes 45 ms.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # The small kernels are as fast as a copy. Lessons [5a](05a_matrix_products_in_tiles.py) and
 # [5b](05b_matrix_products_on_hopper.py) made the GEMMs fast. One

@@ -142,6 +142,9 @@ assert (m, total, o) == (5, 1.4375, 2.75) and np.isclose(
 # %% [markdown]
 # Nothing is approximate here: the result is the softmax, whatever the tiles and the order of the keys.
 #
+# !!! tip "Takeaway"
+#     When the maximum rises, the old sum and the old output are scaled by the same factor.
+#
 # ## Write your own
 #
 # The state of any set of keys is such a triple, and two states merge by the same rule, in any order. Write the merge:
@@ -160,13 +163,15 @@ Q, K, V = rng.standard_normal((3, 16, 8)).astype(np.float32)  # [T, d] each
 out = np.zeros((16, 8), np.float32)
 online_attention_kernel.simulate[1, 16](Q, K, V, out, float32(8**-0.5))
 weights = np.exp(np.where(np.tri(16, dtype=bool), Q @ K.T * 8**-0.5, -np.inf))
-assert np.allclose(out, weights @ V / weights.sum(axis=1, keepdims=True), atol=1e-5)
 print("16 queries, one pass over the keys: the same as a softmax over whole rows")
+
+# %% tags=["hide"]
+assert np.allclose(out, weights @ V / weights.sum(axis=1, keepdims=True), atol=1e-5)
 
 # %% [markdown]
 # Here the sets of keys are tiles; in [lesson 9](09_flash_decoding.py) each belongs to a block of the GPU.
 #
-# ## Tiles that nobody needs
+# ## Skip the tiles above the diagonal
 #
 # Keys are grouped in tiles, and so are queries: a small GEMM of 64 rows of $Q$ and 64 rows of $K$ on tensor cores gives
 # a $64 \times 64$ tile of scores. The tile stays in registers. There it becomes weights, is multiplied by 64 rows of
@@ -220,6 +225,9 @@ print(
 #
 # <!-- interactive: flash-attention-tiles -->
 #
+# !!! tip "Takeaway"
+#     Only tiles on the diagonal need a mask; tiles above it are never computed.
+#
 # ## FlashAttention-1: keys outside
 #
 # Which loop is outside, the one over tiles of keys or the one over tiles of queries? In FlashAttention-1 (2022) it is
@@ -266,6 +274,9 @@ heat_map(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     With the keys outside, each tile of keys loads and stores the states of all rows.
+#
 # ## FlashAttention-2: queries outside
 #
 # FlashAttention-2 (2023) swapped the loops. A block has one tile of queries and loops over the tiles of keys. The rows'
@@ -311,6 +322,9 @@ show_source(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     With the queries outside, the states stay in registers, and there are more blocks.
+#
 # ## Run it
 #
 # Three kernels on the same 64 tokens, one head of 16 numbers, in the simulator:
@@ -416,6 +430,9 @@ bars(
 # Look at the second bar. With tiles of 32 keys, FlashAttention-1's states cause *more* traffic than the scores did. It
 # is not enough to write no scores. The paper's kernel has larger tiles, and its author's next paper swapped the loops.
 #
+# !!! tip "Takeaway"
+#     Not writing the scores is not enough: the states must stay on the chip too.
+#
 # ## What Hopper adds
 #
 # What keeps FlashAttention-2 below the roof? Count cycles. Per cycle, an SM of an H100 or H200 does 4,096 operations in
@@ -431,6 +448,8 @@ cycles = {
 }
 for name, count in cycles.items():
     print(f"{name:14} {count:.0f} cycles")
+
+# %% tags=["hide"]
 assert cycles["exponentials"] == cycles["S = Q Kᵀ"]
 
 # %% tags=["hide-input"]
@@ -575,9 +594,11 @@ with tracing() as traces:
 expected = attention_reference(
     query.astype(np.float32), keys, values, *batch, head_dim**-0.5
 )
-assert np.allclose(out.astype(np.float32), expected, atol=0.03)
 copies = [copy for copy in traces[0].pipeline if copy.arrived is not None]
 print(f"{traces[0].kernel}: {len(copies)} loads by TMA in the traced block")
+
+# %% tags=["hide"]
+assert np.allclose(out.astype(np.float32), expected, atol=0.03)
 
 # %% tags=["fold"]
 timeline(
@@ -597,6 +618,9 @@ timeline(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Exponentials are slow: hide them behind the GEMMs of another warpgroup.
+#
 # ## Measured against predicted
 
 # %% tags=["fold"]
@@ -788,7 +812,7 @@ show_case("rising_scores")
 #     2.2 TFLOP per layer, 3.7 ms; 117 ms for 32 layers: a quarter of the whole. At 2,048 tokens it is 1.8 ms of 45,
 #     because attention grows quadratically and the GEMMs linearly.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # All this was for a prompt. In a decode step there is one query, and the same kernel has one row in its tile:
 

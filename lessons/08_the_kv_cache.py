@@ -89,7 +89,6 @@ llm = LLM(
     dtype="float32"
 )  # as in training; rounding to bfloat16 would hide the difference
 tokens = llm.tokenizer.encode(minllm.held_out_text()[:3000])  # token ids
-assert len(tokens) > 600
 short, long = (
     llm.logits(tokens[:40]),
     llm.logits(tokens[:60]),
@@ -97,9 +96,15 @@ short, long = (
 print(f"largest difference in the first 40 rows: {np.abs(short - long[:40]).max():.1e}")
 print(f"logits are as large as {np.abs(long).max():.0f}")
 
+# %% tags=["hide"]
+assert len(tokens) > 600
+
 # %% [markdown]
 # A new token needs only the keys and values of the old ones, in each layer. Their queries, feed-forward outputs and
 # logits are not needed. If keys and values are kept, a step computes one token.
+#
+# !!! tip "Takeaway"
+#     Keys and values of past tokens never change, so they are computed once.
 #
 # ## Write your own
 #
@@ -151,6 +156,9 @@ curves(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A cache turns a step over all tokens into a step over one.
+#
 # ## See that nothing changes
 #
 # Here is the engine's own forward pass with a cache that we allocate ourselves. `logits_of` computes tokens that begin
@@ -277,21 +285,21 @@ print(whole.lines)
 assert slow > 10 * fast
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     The result is the same, up to the order of sums.
+#
 # ## Where a token goes
 #
 # The engine keeps two arrays per layer, keys and values, each
 # `[num_blocks, block_size, kv_heads, head_dim]`.
-# One line of the engine turns positions into slots:
+# One line of [batch_arrays.py](../minllm/engine/running/batch_arrays.py) turns positions into slots:
 
-# %% tags=["hide-input"]
-from minllm.engine.running import batch_arrays
 
-show_source(
-    batch_arrays.slots_of,
-    notes={
-        "return block_table": "The block's number, times the block size, plus the offset in the block."
-    },
-)
+# %%
+def slots_of(block_table, positions, block_size):
+    """The block's number, times the block size, plus the offset in the block."""
+    return block_table[positions // block_size] * block_size + positions % block_size
+
 
 # %%
 spans = [
@@ -310,6 +318,9 @@ print("context_lens [sequences]:", batch.context_lens)
 
 # %% tags=["hide"]
 assert batch.slot_mapping[37] == 6 * 16 + 4
+assert np.array_equal(
+    batch.slot_mapping[:37], slots_of(np.array([5, 2, 7]), np.arange(37), BLOCK_SIZE)
+)
 
 # %% tags=["fold"]
 from minllm.course import heat_map
@@ -344,7 +355,6 @@ expected = [one.copy() for one in caches]
 append_reference(key, value, *expected, slot_mapping)
 with tracing() as traces:
     append(key, value, *caches, slot_mapping)
-assert all(np.array_equal(*pair) for pair in zip(caches, expected))
 for name, array in traces[0].arrays.items():
     print(
         f"{name:13} read {array.read.bytes:5,} bytes, written {array.write.bytes:5,} "
@@ -352,6 +362,7 @@ for name, array in traces[0].arrays.items():
     )
 
 # %% tags=["hide"]
+assert all(np.array_equal(*pair) for pair in zip(caches, expected))
 assert (
     traces[0].arrays["key_cache"].write.bytes == 2 * kv_heads * head_dim * 4
 )  # two of the three tokens are stored
@@ -417,7 +428,7 @@ bars(
         Bar("qkv_rope_append", together / 1e3, "1 launch"),
     ],
     unit="kB",
-    title="Different bytes that move, 16 tokens",
+    title="Unique bytes moved, 16 tokens",
     caption="Counted in the simulator; the split by its formula, every byte read and "
     "written once.",
 )
@@ -426,14 +437,15 @@ bars(
 assert apart > 1.9 * together
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A block table gives the slot of a token: one lookup, one addition.
+#
 # ## What it costs: memory
 #
 # Each token leaves a key and a value, in each layer, for each KV head: the formula at the top.
 #
-# The notes that this project grew out of have another formula, `2*hidden_size*num_hidden_layers*dtype_size`. It gives
-# "2.6MB per token" for Llama-2-70B, which makes 42.6 GB for 16 sequences of 1,024 tokens. That formula is right for a
-# model in which every query head has its own key and value: then KV heads times head dim equals the hidden size. In
-# Llama-2-70B, 8 query heads share one KV head.
+# A common shortcut, `2 * hidden_size * layers * bytes`, counts a key and a value for every *query* head. For Llama-2-70B it
+# gives 2.6 MB per token, or 42.9 GB for 16 sequences of 1,024 tokens. But 8 of its query heads share one KV head.
 
 # %%
 from minllm.models.shapes import find_config
@@ -441,18 +453,14 @@ from minllm.models.shapes import find_config
 _, llama70 = find_config("llama-2-70b")
 batch_tokens = 16 * 1024
 for heads, name in (
-    (llama70.num_attention_heads, "formula of the notes"),
+    (llama70.num_attention_heads, "a KV head per query head"),
     (llama70.num_key_value_heads, "the model"),
 ):
     token = 2 * llama70.num_hidden_layers * heads * llama70.head_dim * 2
     print(
-        f"{name:20}{heads:2} KV heads: {token:9,} bytes per token, "
+        f"{name:26}{heads:2} KV heads: {token:9,} bytes per token, "
         f"{token * batch_tokens / 1e9:5.1f} GB for 16 x 1,024 tokens"
     )
-print(
-    f"2.6 MB, rounded first, times {batch_tokens:,} is "
-    f"{2.6e6 * batch_tokens / 1e9:.1f} GB"
-)
 
 # %% tags=["hide"]
 assert token == costs.kv_bytes_per_token(llama70) == 327_680
@@ -466,9 +474,9 @@ guess.against(
 )
 
 # %% [markdown]
-# If your guess with the cache is too low, it left out attention, which reads every earlier token. Without intermediate
-# rounding, the notes' 42.6 GB are 42.9 GB. The model needs 5.4 GB, an eighth. The difference decides whether that batch
-# fits on one GPU beside the weights. Other models differ:
+# If your guess with the cache is too low, it left out attention, which reads every earlier token. The model
+# needs 5.4 GB, an eighth of the shortcut's figure. The difference decides whether that batch fits on one GPU beside the
+# weights. Other models differ:
 
 # %% tags=["fold"]
 names = (
@@ -503,6 +511,9 @@ assert costs.kv_bytes_per_token(listed["llama-2-7b"]) > costs.kv_bytes_per_token
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Only KV heads count: grouped queries divide the size of the cache.
+#
 # ## The largest batch for a context
 #
 # The memory left beside weights and activations, divided by the bytes of one sequence, is the largest batch. `minllm
@@ -553,6 +564,9 @@ print(
 print(f"sequences of 8,192 tokens: {plan.largest_batch}")
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Memory for the cache, not speed, often limits the number of users.
+#
 # ## What it costs: time
 #
 # Every step reads the whole cache. For one sequence that is little. In a batch, the weights are read once for all
@@ -589,6 +603,9 @@ curves(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A batch shares the weights, but each sequence reads its own cache.
+#
 # ## Measured against predicted
 #
 # Attention does 4 operations per byte of the cache in this shape: 4 query heads share each KV head. The fused kernel
@@ -650,7 +667,7 @@ for (n, floor), (_, ms) in zip(floors, decode_step):
 #
 # ## Exercises
 #
-# A formula and a kernel: the bytes per token, and the copy into the cache.
+# You have the bytes per token. Now write the copy into the cache:
 
 # %% tags=["hide-input"]
 show_exercises("kv.append")
@@ -664,7 +681,7 @@ from minllm.course import show_case
 show_case("every_fourth_token")
 
 # %% [markdown]
-# <!-- aside: Why does nobody notice at once? -->
+# <!-- aside: Why is the fault not noticed at once? -->
 #
 # Here is the same bug in the bundled model, whose blocks hold 16 tokens. A text is computed token by token, once with
 # the right slots and once with those of the case. The curve shows how far apart the logits are.
@@ -700,10 +717,7 @@ def drift(slots_of):
 drifts = drift(mistaken_slots)
 
 # %% tags=["hide"]
-assert (
-    max(drift(batch_arrays.slots_of)) == max(drifts[:15]) == 0
-    and min(drifts[15:]) > 0.01
-)
+assert max(drift(slots_of)) == max(drifts[:15]) == 0 and min(drifts[15:]) > 0.01
 
 # %% tags=["fold"]
 curves(
@@ -742,7 +756,7 @@ curves(
 #     4 / 3,600 / 6,000 = 18.5 cents per million tokens, then 11.1. More memory for the cache is more throughput, and
 #     more throughput is a lower price.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # The recorded curves rule out decoding without a cache. The bars show what the cache costs in memory, and the batch
 # curve the consequence: at long contexts, the room for keys and values limits how many users a GPU serves. Lesson 11

@@ -97,6 +97,17 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
+# ## Write your own
+#
+# Which keys does a split take? The picture at the top cuts 8,192 keys into four equal parts. In the engine a split takes
+# whole steps of keys, and a sliding window may hide the first ones:
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("attention.share_of_split")
+
+# %% [markdown]
 # ## Attention of one token is two GEMVs
 #
 # For one query head, with the keys $K$ and values $V$ of a sequence:
@@ -136,6 +147,9 @@ assert attention.flops / attention.kv_bytes == 4
 # The GPU can do close to 200 operations in the time that it takes to read one byte. So the time of a step is the time
 # to read its bytes, and a kernel is good if HBM, the GPU's memory, is never idle.
 #
+# !!! tip "Takeaway"
+#     In a decode step every key and value is read for one token only: memory is the limit.
+#
 # ## Bytes in flight
 #
 # A load from HBM takes about 0.8 µs (a round figure for an H200), whatever the kernel does. A kernel that loads, waits,
@@ -168,12 +182,15 @@ curves(
     },
     "KB in flight on each SM",
     "TB/s",
-    "What may be reached, by Little's law",
+    "Reachable bandwidth, by Little's law",
     caption="Computed with a latency of 0.8 µs and the measured copy of the H200. "
     "Keep the lower line in mind.",
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Memory is busy only while enough bytes are on their way: bandwidth times latency.
+#
 # ## One block per head leaves the machine idle
 #
 # An SM, streaming multiprocessor, is one of the processors of a GPU: an H200 has 132, and each holds a few blocks at a
@@ -181,7 +198,7 @@ curves(
 # query is one tile. If one block takes all query heads of a group, so that keys are read once, there is one block per
 # KV head and sequence:
 
-# %%
+# %% tags=["fold"]
 from minllm.kernels.attention.split_kv import choice as split_choice
 
 block_bytes = 2 * 4 * 128 * 16  # K and V, 4 keys per lane, 128 threads, 16 bytes each
@@ -200,13 +217,20 @@ assert reachable(8 * block_bytes) < 0.05 * tb_s < tb_s == reachable(slots * bloc
 # %% [markdown]
 # A longer context does not help: eight blocks work longer, and the other SMs stay idle.
 #
+# !!! tip "Takeaway"
+#     One block per KV head uses 8 of 132 SMs, however long the context.
+#
 # ## Flash-Decoding: split the context
 #
 # The solution is to divide the keys of a head among many blocks and merge their states, as in the kernels at the top.
 # (A GEMM that divides its inner dimension among blocks does the same; this is called split-K.) Is the result exact? The
 # states of two sets of keys merge into the state of their union. Merging is associative and commutative, and the state
-# of no keys, $(-\infty, 0, 0)$, changes nothing. The next cell tests it 200 times: it cuts 300 keys at random into
-# shares, some of them empty, and merges random pairs until one state is left. It also runs the two kernels.
+# of no keys, $(-\infty, 0, 0)$, changes nothing.
+#
+# <!-- aside: A test with 200 random cuts and orders -->
+#
+# This cell cuts 300 keys at random into shares, some of them empty, and merges random pairs until one state is left. It
+# also runs the two kernels.
 
 # %%
 import numpy as np
@@ -246,7 +270,6 @@ for _ in range(200):
     _, total, o = merged(states_of(int(rng.integers(2, 20))))
     worst = max(worst, np.abs(o / total[:, None] - at_once).max())
 print(f"200 random cuts and orders: largest difference {worst:.1e}")
-assert worst < 1e-13
 
 q, K, V = (
     rng.standard_normal(8),
@@ -258,16 +281,23 @@ state = [np.empty(shape, np.float32) for shape in (7, 7, (7, 8))]  # 7 splits
 out = np.empty(8, np.float32)
 split_kernel.simulate[7, 8](q, K, V, *state)
 merge_kernel.simulate[1, 8](*state, out)
-assert np.allclose(out, np.exp(K @ q) @ V / np.exp(K @ q).sum(), atol=1e-5)
 print(
     "the two kernels from the top, 7 splits of 50 keys: the same as a softmax at once"
 )
 
+# %% tags=["hide"]
+assert worst < 1e-13
+assert np.allclose(out, np.exp(K @ q) @ V / np.exp(K @ q).sum(), atol=1e-5)
+
 # %% [markdown]
-# The difference is rounding. Two other ways of merging give *different* results: averaging the outputs of the shares,
-# or adding them without their weights. Both look reasonable, and both are right as long as there is one split.
+# The difference is rounding.
 #
-# <!-- aside: How wrong those two are -->
+# <!-- end aside -->
+#
+# Two other ways of merging give *different* results: averaging the outputs of the
+# shares, or adding them without their weights. Both look reasonable, and both are right as long as there is one split.
+#
+# <!-- aside: The error of these two ways -->
 
 # %% tags=["fold"]
 
@@ -302,6 +332,9 @@ curves(
 # %% [markdown]
 # <!-- end aside -->
 #
+# !!! tip "Takeaway"
+#     States merge in any order, each weighted relative to the common maximum.
+#
 # ## The engine's first rung: split_kv
 #
 # The grid has one block per split, KV head and sequence. A few lanes of a warp read one key's row, and a warp has
@@ -334,7 +367,7 @@ show_source(
         "rows[i] = element_of": "Through the block table: where each key lies.",
         "load_rows(key_words": "All rows of K ...",
         "load_rows(value_words": "... and of V are loaded before the first is used: bytes in flight.",
-        "fold_keys(": "Online softmax, for each head of the group: your exercise below.",
+        "fold_keys(": "Online softmax, for each head of the group. Its scaling is an exercise below.",
         "merge_subgroups(": "The same merge within a warp, by shuffles ...",
         "share_state(": "... and between warps, through shared memory.",
         "merge_warps(": "The block's state goes to memory, in float32, not divided.",
@@ -345,7 +378,7 @@ show_source(
 # %% [markdown]
 # A second kernel merges. Run both kernels with more and more splits, on 256 keys in blocks of 16 in a random order:
 
-# %%
+# %% tags=["fold"]
 import ml_dtypes
 
 from minllm.kernels.attention.reference import attention_reference
@@ -369,15 +402,14 @@ scale = head_dim**-0.5
 expected = attention_reference(
     query.astype(np.float32), key_cache, value_cache, *layout, scale
 )
-counted = {}
+counted, outs = {}, {}
 for splits in (1, 2, 4, 8, 16):
-    out = np.empty_like(query)
+    out = outs[splits] = np.empty_like(query)
     with tracing() as traces:
         options = dict(splits=splits, warps=1, keys_each=1)
         split_kv.attention(
             query, key_cache, value_cache, out, *layout, scale, **options
         )
-    assert np.allclose(out.astype(np.float32), expected, atol=0.01)
     split, merge = traces
     cached = (
         split.arrays["key_cache"].total.bytes + split.arrays["value_cache"].total.bytes
@@ -390,6 +422,10 @@ for splits in (1, 2, 4, 8, 16):
         f"{splits:2} splits, grid {split.grid}: K and V {cached:,} bytes, outputs of "
         f"splits {states:6,}"
     )
+
+# %% tags=["hide"]
+for splits, (cached, states) in counted.items():
+    assert np.allclose(outs[splits].astype(np.float32), expected, atol=0.01)
     assert cached == cache.nbytes and states == 2 * splits * heads * head_dim * 4
 
 # %% tags=["fold"]
@@ -424,6 +460,9 @@ assert state_bytes == 8 * key_bytes
 # %% [markdown]
 # That is an eighth more bytes for a share of 64 keys, the shortest that the kernel makes.
 #
+# !!! tip "Takeaway"
+#     Splitting reads no key twice. Its price is a state per split, as many bytes as eight keys.
+#
 # ## How many splits?
 #
 # Too few splits leave SMs empty. If there are a few more blocks than slots, these blocks run in a second wave while
@@ -441,7 +480,7 @@ def times_the_ideal(blocks, splits):
 curves(
     {"1 sequence": [(splits, times_the_ideal(8, splits)) for splits in range(1, 129)]},
     "splits",
-    "times the ideal",
+    "time / ideal time",
     "One sequence: more splits are better, up to 49 that fill the machine",
     log_x=True,
     log_y=True,
@@ -485,15 +524,11 @@ curves(
     f"{splits_rows[0].label}.",
 )
 
-# %%
+# %% tags=["fold"]
 best = max(measured, key=measured.get)
 print(
     f"1 split {measured[1]:.2f} TB/s, {best} splits {measured[best]:.2f}, 56 splits "
     f"{measured[56]:.2f}"
-)
-assert measured[1] < measured[8] < measured[32] and 24 <= best <= 50
-assert max(value for splits, value in measured.items() if splits > 50) < min(
-    measured[48], measured[49]
 )
 read_us = (
     8192 * 2 * 8 * 128 * 2 / tb_s / 1e6
@@ -502,6 +537,12 @@ besides_us = read_us * (tb_s / measured[best] - 1)
 print(
     f"a copy would take {read_us:.1f} µs for these bytes; the best number of splits "
     f"takes {besides_us:.1f} µs more"
+)
+
+# %% tags=["hide"]
+assert measured[1] < measured[8] < measured[32] and 24 <= best <= 50
+assert max(value for splits, value in measured.items() if splits > 50) < min(
+    measured[48], measured[49]
 )
 
 # %% tags=["hide-input"]
@@ -536,7 +577,7 @@ curves(
         for batch in (16, 64)
     },
     "splits",
-    "times the ideal",
+    "time / ideal time",
     "Batches: teeth, because only whole waves count",
     caption="Computed in the same way. A tooth begins where one wave more is needed.",
 )
@@ -621,6 +662,9 @@ else:
     print("No GPU here: nothing was timed on this machine.")
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Fill every slot once. One block more than that begins a second wave.
+#
 # ## What the engine adds: split_tensor_core
 #
 # **Grouped heads on tensor cores.** A matrix instruction multiplies 16 rows by 8 columns. The transposed product
@@ -704,7 +748,7 @@ show_source(
 )
 
 # %% [markdown]
-# In the simulator, on a GPU with four slots:
+# <!-- aside: In the simulator, on a GPU with four slots -->
 
 # %%
 from minllm.kernels.attention import VARIANTS
@@ -718,16 +762,21 @@ with tracing() as traces:
     VARIANTS["split_tensor_core"].attention(
         query, key_cache, value_cache, out, *layout, scale, **small
     )
-assert np.allclose(out.astype(np.float32), expected, atol=0.01)
 (trace,) = traces
 cached = trace.arrays["key_cache"].total.bytes + trace.arrays["value_cache"].total.bytes
 print(f"one launch, {trace.grid[0]} blocks: K and V {cached:,} bytes")
 print(f"{trace.tensor_core_flops:,} operations on tensor cores")
 
 # %% tags=["hide"]
+assert np.allclose(out.astype(np.float32), expected, atol=0.01)
 assert cached == cache.nbytes and trace.grid[0] == 4
 
 # %% [markdown]
+# <!-- end aside -->
+#
+# !!! tip "Takeaway"
+#     Equal runs of tiles keep all blocks busy, and the last one to arrive merges.
+#
 # ## Measured against predicted
 #
 # The chart shows one sequence of growing length. The bytes grow; the fixed cost of a launch, a first load and a merge
@@ -770,6 +819,9 @@ curves(
     "through torch, gets contiguous keys.",
 )
 
+# %% [markdown]
+# <!-- aside: Batches, and contiguous keys -->
+
 # %% tags=["fold"]
 from minllm.course import Bar, bars
 
@@ -805,7 +857,10 @@ bars(
     f"{rows[0].label}.",
 )
 
-# %%
+# %% [markdown]
+# <!-- end aside -->
+
+# %% tags=["fold"]
 split_rows = {size_of(row): row.value for row in rows if row.variant == "split_kv"}
 (slow,) = [
     row for row in rows if row.variant == "materialized" and size_of(row) == (1, 1024)
@@ -853,8 +908,6 @@ assert (
 # ## Exercises
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
 show_exercises("attention.split_kv", "attention.split_merge")
 
 # %% [markdown]
@@ -886,7 +939,7 @@ show_case("short_neighbour")
 # ??? question "5. Without splits, 8 of 132 SMs work. What would a million tokens at 8,192 tokens of context cost at 4 dollars per hour, if eight blocks reach 0.16 TB/s for attention?"
 #     Attention reads 1.07 GB per token: 6.7 ms instead of 0.26, on top of 3.6 ms of weights. 10.3 ms against 3.8 ms per token: 11.4 dollars against 4.3.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # The curve of one sequence shows what is left: at short contexts, time that the bytes do not explain. Launches,
 # prologues and epilogues of kernels are the subject of lesson 15. Reading the weights follows the same rules, and there

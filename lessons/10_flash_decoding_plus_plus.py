@@ -166,12 +166,12 @@ print(
     f"a warp has {per_warp:,} bytes in flight: {warps_needed:.0f} warps per SM are "
     "enough, 64 fit"
 )
-assert warps_needed < 32
 
 first = np.empty((1, 32), np.float32)
 warp_per_row.matmul_warp_per_row(x, weight, first)  # the kernel from the top
 
 # %% tags=["hide"]
+assert warps_needed < 32
 assert np.allclose(first, out, atol=0.01)
 
 # %% tags=["fold"]
@@ -196,6 +196,9 @@ bars(
 # %% [markdown]
 # The large GEMVs are near the speed of a copy. The smallest matrix is the furthest from it, because a kernel's prologue
 # and epilogue, before its first and after its last load, weigh most there.
+#
+# !!! tip "Takeaway"
+#     A GEMV is as fast as memory if enough bytes are in flight.
 #
 # ## Flat GEMMs
 #
@@ -232,6 +235,9 @@ assert slower > 1.05
 # first chart stays flat up to 64 tokens. Measurement decides where to switch from GEMV to flat GEMM to large tiles: the
 # paper's third idea, heuristic dataflow. [dataflow.py](../minllm/kernels/matmul/dataflow.py) chooses from a table that
 # was measured on the same GPU.
+#
+# !!! tip "Takeaway"
+#     For 8 to 64 rows, put the weight on the large side of the tensor cores' tile.
 #
 # ## One maximum for all
 #
@@ -406,6 +412,9 @@ guess.against(
 # If two kernels are equally fast, the one that needs no statistics and no guard is better. (The two rows are from
 # different commits if their labels say so.)
 #
+# !!! tip "Takeaway"
+#     One fixed maximum saves rescaling, but a decode step waits for memory, not for that.
+#
 # ## Measured against predicted
 #
 # One token is at 1 FLOP per byte on the roofline, and a larger batch moves right along the slope:
@@ -456,14 +465,14 @@ show_case("rare_nan")
 #     float16 ends at 2^-14. So the band is 30 powers of 2.
 #
 # ??? question "4. A server decodes 8 sequences. Its GEMMs run as 8 GEMVs one after another. What does that cost against a flat GEMM?"
-#     The weights are read 8 times. It takes nearly 8 times as long, and the price per token stays that of batch 1.
+#     The weights are read 8 times. It takes nearly 8 times as long, and the price per token stays as at batch 1.
 #     Batching gains nothing without shared reads.
 #
 # ??? question "5. Weights go to 4 bits (0.5 bytes). At which batch does the flat GEMM reach the ridge of an H200 (about 190 FLOP per byte), and what does that mean for hardware?"
 #     Intensity is 4 M: the ridge is at 48 tokens instead of 190. Quantised weights make a server compute-bound at
 #     smaller batches. More bandwidth then gains nothing.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # The bars of the GEMV and the roofline show kernels close to the limit that the bytes set. The next gains come from
 # reading fewer bytes and wasting less memory. Sequences with the same beginning can share its keys, and memory need not

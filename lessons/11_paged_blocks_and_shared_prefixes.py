@@ -73,6 +73,16 @@ guess = Prediction(
 guess.ask()
 
 # %% [markdown]
+# ## Write your own
+#
+# In the picture above, a sequence of 40 tokens holds three blocks. How many does a text of any length take?
+
+# %% tags=["hide-input"]
+from minllm.course import show_exercises
+
+show_exercises("cache.blocks_needed")
+
+# %% [markdown]
 # ## Reserved but unused
 #
 # Before paging, a cache was a tensor `[sequences, longest text, kv_heads, head_dim]`. A sequence had one row of it from
@@ -138,6 +148,9 @@ curves(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Room for the longest text leaves most of a cache empty.
+#
 # ## Blocks
 #
 # When a sequence's last block is full, it gets any free block, and its block table stores the number. Only the rest of
@@ -191,7 +204,7 @@ curves(
     },
     "tokens in a block",
     "% unused",
-    "What waits in the last blocks",
+    "Unused memory in the last blocks",
     log_x=True,
     caption="Computed by minllm.costs for whole texts. Short texts suffer most.",
 )
@@ -216,6 +229,9 @@ bars(
 
 # %% [markdown]
 # Looking up blocks costs the kernel little, because it loads the table's entries while it is waiting for keys.
+#
+# !!! tip "Takeaway"
+#     With blocks, only the end of a sequence's last block is unused.
 #
 # ## One block, two sequences
 #
@@ -267,6 +283,9 @@ for together in in_rounds(copies):
 assert np.array_equal(cache, expected) and len(in_rounds(copies)) == 2
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A block with two holders is never written: it is copied first.
+#
 # ## All policies on the same traffic
 #
 # The recorded run has two thousand requests and a 16 GiB cache of the 8B shape, under every policy, including virtual
@@ -303,6 +322,9 @@ wasted = {
 assert wasted["paged, blocks of 16"] < 4 and wasted["contiguous"] > 60
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     On the same traffic, blocks leave less than 4 % of the cache unused.
+#
 # ## Prompts that begin alike
 #
 # Thousands of requests begin with the same instructions, and a conversation sends its whole history with every
@@ -448,6 +470,9 @@ for name, policy in (
 assert hits["paged"] == 0 and hits["hash chain"] > 0.5
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A block is found by a hash of its own and all earlier tokens.
+#
 # ## Measured against predicted
 #
 # A shared block counts once, so the batch grows too. Hash chain and radix tree find the same blocks, unless memory is
@@ -457,8 +482,6 @@ assert hits["paged"] == 0 and hits["hash chain"] > 0.5
 # ## Exercises
 
 # %% tags=["hide-input"]
-from minllm.course import show_exercises
-
 show_exercises("cache.find_prefix", "kv.copy_blocks")
 
 # %% [markdown]
@@ -493,7 +516,7 @@ show_case("someone_elses_answer")
 #     Half a block is 128 tokens: 20 % instead of 1.5 %. Large blocks need fewer lookups and allow longer TMA boxes. But
 #     lookups, as measured, cost only a few percent with blocks of 16.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # The replay shows that blocks leave almost no memory unused. But every kernel has to look them up. Could the GPU's own
 # page tables do that? And what happens when memory is full? Both questions are the subject of [lesson

@@ -117,8 +117,10 @@ pages[table] = text.reshape(3, 4, 8)
 paged, virtual = np.empty((2, 12), np.float32)
 scores_paged.simulate[1, 12](query, pages, table, paged)
 scores_virtual.simulate[1, 12](query, text, virtual)
-assert np.array_equal(paged, virtual) and np.allclose(paged, text @ query, atol=1e-5)
 print("both kernels give the same scores")
+
+# %% tags=["hide"]
+assert np.array_equal(paged, virtual) and np.allclose(paged, text @ query, atol=1e-5)
 
 # %% [markdown]
 # ## Virtual memory instead of blocks
@@ -220,6 +222,9 @@ bars(
 # Blocks of 16 leave less unused, and share prefixes. So the engine's default is the paged cache. Virtual memory is for
 # kernels that cannot look up tables.
 #
+# !!! tip "Takeaway"
+#     Virtual memory makes kernels simple, but its pages are large and cannot be shared.
+#
 # ## Out of room
 #
 # The sequences of a batch can grow until no block is free although none of them has ended. Then a sequence has to be
@@ -280,6 +285,9 @@ guess.against(
 # Short sequences should be swapped, because recomputing even one token reads all weights. Grouped heads make the cache
 # small and swapping cheap. A slow link reverses the answer.
 #
+# !!! tip "Takeaway"
+#     Swap short sequences; recompute if the link is slow.
+#
 # ## Measured against predicted
 #
 # `minllm bench swap` measures both for a 1B shape, with page-locked ("pinned") and with ordinary ("pageable") host
@@ -339,7 +347,7 @@ show_case("long_silence")
 #     A step that was launched before the sequence ended may still read or write them. An access to an unmapped address
 #     is an error that ends the whole CUDA context. So unmapping waits for an event.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # The chart shows that nearly all of a paged or virtual cache holds tokens. Only the bytes per token are left to reduce,
 # and with them the bytes that every decode step reads. [Lesson 13](13_quantised_kv_cache.py) keeps keys and values in

@@ -24,7 +24,8 @@
 #
 # $$\mathrm{token} = \operatorname{argmax}_v\; x_v + T\, g_v \qquad g_v = -\log(-\log u_v), \qquad \text{greedy: } T = 0$$
 #
-# Every choice ends in an argmax. Here it is as one kernel, one block per row:
+# $x_v$ is the logit of token $v$, $T$ the temperature, $u_v$ a random number between 0 and 1. Every choice ends in an
+# argmax. Here it is as one kernel, one block per row:
 
 # %%
 import math
@@ -162,6 +163,9 @@ for name in texts:
 assert entropy(softmax(logits["sure"])) + 4 < entropy(softmax(logits["open"]))
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     The entropy of the probabilities says how open a choice is.
+#
 # ## Greedy: the largest
 #
 # Greedy decoding does not compute probabilities, because the largest logit has the largest probability. On a GPU,
@@ -198,13 +202,15 @@ print(
     f"200 orders without a tie rule: winners {sorted(without)}; with it: "
     f"{sorted(with_rule)}"
 )
-assert without == {1, 3, 5} and with_rule == {1}
 
 rows, token_out = (
     np.stack(list(logits.values())).astype(np.float32),
     np.empty(3, np.int32),
 )
 argmax_kernel.simulate[3, THREADS](rows, token_out)  # the kernel from the top
+
+# %% tags=["hide"]
+assert without == {1, 3, 5} and with_rule == {1}
 
 # %% tags=["hide"]
 assert np.array_equal(token_out, rows.argmax(axis=1))
@@ -230,11 +236,16 @@ show_source(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Greedy is an argmax. A tie rule makes its result independent of the order.
+#
 # ## Temperature
 #
 # The logits are divided by $T$ before the softmax. Differences grow if $T < 1$, and shrink if $T > 1$. An example by
 # hand: five tokens have the probabilities 8, 4, 2, 1, 1 sixteenths. At $T = 1/2$ each is squared: 64, 16, 4, 1, 1,
 # divided by their sum 86. So the first goes from 50 % to 74 %. As $T$ goes to 0, the draw becomes greedy.
+#
+# <!-- aside: The same by code, and the entropy at each temperature -->
 
 # %%
 five = np.log(np.float32([8, 4, 2, 1, 1]))  # logits; their softmax is 8/16, 4/16, ...
@@ -262,6 +273,8 @@ curves(
 )
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # The next cell shows the effect on a text, from repetition to incoherence:
 
 # %%
@@ -275,6 +288,9 @@ for temperature in (0.0, 0.5, 1.0, 1.5):
     print("\n".join(line[:100] for line in lines[:5]))
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A low temperature sharpens the distribution, a high one flattens it.
+#
 # ## Keep only the likely: top-k, top-p, min-p
 #
 # At $T = 1$ each of thousands of bad tokens has a tiny probability, but the sum is large, and one bad token spoils the
@@ -287,7 +303,9 @@ for temperature in (0.0, 0.5, 1.0, 1.5):
 # | min-p = 0.2 | all with at least p times the largest probability | 8, 4, 2: 0.2 · 8 is 1.6 |
 #
 # Each rule keeps the likeliest tokens down to some limit. So each rule comes down to one number, a threshold on the
-# logit. Together, top-p counts last, among the tokens that the other two leave:
+# logit. Together, top-p counts last, among the tokens that the other two leave.
+#
+# <!-- aside: The three thresholds in code -->
 
 # %% tags=["hide-input"]
 from minllm.kernels.sampling import thresholds as thresholds_file
@@ -322,15 +340,19 @@ def probabilities(x, prompt=(), temperature=1.0, **rule):
     return softmax(np.where(kept, x, -np.inf) / temperature)
 
 
-assert np.count_nonzero(probabilities(five, top_k=2)) == 2
-assert np.count_nonzero(probabilities(five, top_p=0.7)) == 2
-assert np.count_nonzero(probabilities(five, min_p=0.2)) == 3
 print(
     np.round(100 * probabilities(five, min_p=0.2), 1),
     "% with min-p 0.2: 8, 4, 2 fourteenths",
 )
 
+# %% tags=["hide"]
+assert np.count_nonzero(probabilities(five, top_k=2)) == 2
+assert np.count_nonzero(probabilities(five, top_p=0.7)) == 2
+assert np.count_nonzero(probabilities(five, min_p=0.2)) == 3
+
 # %% [markdown]
+# <!-- end aside -->
+#
 # The kept probabilities are divided by their sum. The next chart shows the rules on the model's own logits. `os` is
 # already in the prompt, and the last row is a penalty (next section):
 
@@ -398,7 +420,9 @@ assert (
 # %% [markdown]
 # Top-k does not depend on the distribution: it keeps 50 tokens if five would be enough, and 50 if hundreds are
 # reasonable. Top-p does, but if the choice is open, it keeps a very long tail. Min-p compares each token with the best
-# one. A high temperature raises the whole tail:
+# one.
+#
+# <!-- aside: A high temperature raises the whole tail -->
 
 # %% tags=["fold"]
 kept_at = {
@@ -422,7 +446,12 @@ curves(
 assert kept_at["top-p 0.9"][-1][1] > 20 * kept_at["min-p 0.05"][-1][1]
 
 # %% [markdown]
-# ## Penalties: say something else
+# <!-- end aside -->
+#
+# !!! tip "Takeaway"
+#     Each rule keeps the tokens above one threshold.
+#
+# ## Penalties against repetition
 #
 # Greedy decoding with a small model repeats itself. Penalties change the logits before all other rules. Let $c(v)$ be
 # how often token $v$ was generated, and let a token be *seen* if it was generated or is in the prompt. The penalties
@@ -435,7 +464,11 @@ assert kept_at["top-p 0.9"][-1][1] > 20 * kept_at["min-p 0.05"][-1][1]
 # x_v &\leftarrow x_v - \pi && \text{if } c(v) > 0 && \text{presence penalty } \pi
 # \end{aligned}$$
 #
-# A negative logit is multiplied, because dividing $-4$ by 2 gives $-2$, which is *likelier*. An example by hand, with
+# A negative logit is multiplied, because dividing $-4$ by 2 gives $-2$, which is *likelier*.
+#
+# <!-- aside: An example by hand -->
+#
+# With
 # $\rho = 2$, $\varphi = 0.5$, $\pi = 0.25$: the logits are $(4, -4, 3)$, token 0 was generated twice, token 1 is in the
 # prompt, token 2 is new. Token 0: $4 / 2 - 0.5 \cdot 2 - 0.25 = 0.75$. Token 1: $-4 \cdot 2 = -8$. Token 2 stays 3.
 
@@ -457,6 +490,8 @@ assert np.allclose(penalised, [[0.75, -8, 3]]) and np.array_equal(
 )
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # With the bundled model, greedy, 100 tokens:
 
 # %%
@@ -483,6 +518,9 @@ assert len(set(written["none"].token_ids)) < len(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     Penalties lower the logits of tokens that were seen, before all other rules.
+#
 # ## A draw without a state
 #
 # Most random generators keep a state, and each draw changes it. Then a user's text would depend on the other requests
@@ -491,6 +529,8 @@ assert len(set(written["none"].token_ids)) < len(
 # Philox is a generator without a state. It is a function from a *counter* of 128 bits and a *key* of 64 bits to 128
 # random bits. The key is the request's seed, and the counter is (token id / 4, number of the step). So the noise of a
 # token depends on the seed, the position and the token, but not on the batch, the GPU or the order of threads.
+#
+# <!-- aside: Philox, and what one changed bit does -->
 
 # %% tags=["hide-input"]
 from minllm.kernels.sampling import philox as philox_file
@@ -526,6 +566,8 @@ assert [hex(int(word)) for word in words[0]] == [
 assert 40 < flipped < 88
 
 # %% [markdown]
+# <!-- end aside -->
+#
 # **How to draw with it.** The textbook way sums all weights, takes a random fraction of the sum, and adds up the
 # tokens' weights until they reach it. This is a scan over 128,256 numbers whose rounding depends on the order. A race
 # is better. Give every token a random time, $-\log u_v / w_v$ with $u_v$ uniform and $w_v = e^{x_v / T}$. Token $v$ has
@@ -569,6 +611,8 @@ show_source(
 )
 
 # %% [markdown]
+# <!-- aside: The same tokens in any batch -->
+#
 # This cell draws three rows together and each of them alone, with the kernel and with NumPy. Each row has its own seed
 # and its own rule:
 
@@ -619,6 +663,11 @@ assert same or llm.device == "cuda"
 #     The noise is the same for every batch. The logits may differ in the last bit, because a GEMM of another size may
 #     sum in another order. If two tokens are so close that the last bit decides, two runs of a request can diverge
 #     there.
+#
+# <!-- end aside -->
+#
+# !!! tip "Takeaway"
+#     With noise that depends on seed, step and token alone, a draw is an argmax.
 #
 # ## Without sorting
 #
@@ -678,7 +727,7 @@ bars(
         )
     ],
     unit="keys",
-    title="What can still be the 50th largest",
+    title="Candidates for the 50th largest",
     log=True,
     caption="128,256 random logits with deviation 3.",
 )
@@ -709,6 +758,9 @@ show_source(
 
 # %% [markdown]
 # <!-- end aside -->
+#
+# !!! tip "Takeaway"
+#     The k-th largest is found by counting bins, in three passes and without sorting.
 #
 # ## Count the passes
 #
@@ -763,6 +815,9 @@ assert abs(passes["penalties"] - 4.25) < 0.01
 # %% [markdown]
 # Top-k takes three passes for the selection and one for the draw. Top-p takes one more, for the maximum. Penalties read
 # the logits, the counts and a byte of flags, and write new logits, which the last kernel reads.
+#
+# !!! tip "Takeaway"
+#     Greedy reads the logits once. Top-k reads them four times, top-p five times.
 #
 # ## Measured against predicted
 #
@@ -821,7 +876,9 @@ guess.against(
 #
 # **Top-p, one row.** The draw is spread over 32 blocks, but *one block per row* does the selection, because its threads
 # share a histogram. One block runs on one SM, and all other SMs are idle. So 64 rows, on 64 SMs, take hardly longer
-# than one:
+# than one.
+#
+# <!-- aside: How far each is from its limit -->
 
 # %% tags=["fold"]
 from minllm.machine.hardware import gpu_named
@@ -871,6 +928,8 @@ assert many_rows["greedy"].of_limit > 0.5 > 2 * many_rows["temperature"].of_limi
 # *integer* operations per four tokens, which a roofline of tensor cores does not show. If a kernel is far from both
 # limits, look for work that the roofline leaves out.
 #
+# <!-- end aside -->
+#
 # **Does it matter?** Compare it with a decode step of two models with this vocabulary:
 
 # %% tags=["fold"]
@@ -917,7 +976,7 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# Write the tie rule inside a warp, and the penalties.
+# The argmax is above. Now write the penalties:
 
 # %% tags=["hide-input"]
 show_exercises("sampling.penalties")
@@ -951,7 +1010,7 @@ show_case("long_batch")
 #     A scan over blocks needs two passes or a chain of blocks that wait for each other. An argmax merges in any order,
 #     in one pass, and its result does not depend on rounding.
 #
-# ## What next, and the measurement behind it
+# ## What next
 
 # %%
 (smallest,) = recorded("sampling", "64 rows", "advance")

@@ -174,6 +174,9 @@ bars(
 )
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     A launch costs the host microseconds, however small the kernel is.
+#
 # ## Count the launches of a step
 #
 # The engine can count them without a GPU, in a dry run: arrays have addresses but no contents, and a launch is added to
@@ -265,6 +268,9 @@ assert len(launches) * OURS[1] > floor_us
 # runs ahead and launch overhead is hidden. The overhead matters when kernels are short: small models, small batches,
 # and decoding.
 #
+# !!! tip "Takeaway"
+#     If launching takes longer than the work, a faster GPU changes nothing.
+#
 # ## Write your own
 #
 # Steps are padded to a recorded size. Write the choice:
@@ -338,9 +344,9 @@ assert end_of_replay < 0.7 * end_of_one_by_one
 # ```
 #
 # A replay of the same rows needs nothing from the host. When rows change, the host sends their slot numbers; when a
-# sequence takes another cache block, it sends one word. The last kernel, `advance`, is your first exercise.
+# sequence takes another cache block, it sends one word. The last kernel, `advance`, is an exercise below.
 #
-# <!-- aside: What happens if one forgets the rule -->
+# <!-- aside: What happens if the rule is broken -->
 #
 # A recording holds arrays, not a program's names for them. Here three launches are recorded and replayed. Then the
 # program assigns a new array to the old name, instead of writing into the old array.
@@ -378,7 +384,7 @@ assert numbers[0] == 100 and recorded_numbers[0] == 6
 # **Which steps share a graph.** Grids depend on shapes, so a graph serves steps of one shape only, and recording a
 # graph for each of 1 to 256 rows takes long. The engine therefore records some sizes, and pads a step to the next one.
 # A padding row has slot -1, so no key and value is written, and context length 0, so attention has nothing to do.
-# Choosing the size is your second exercise.
+# You wrote the choice of the size above.
 
 # %% tags=["hide-input"]
 from minllm.engine.running.step_graphs import StepGraphs, decode_sizes
@@ -403,6 +409,9 @@ print(
 # %% [markdown]
 # Only one graph runs at a time, so all graphs share the memory of the largest. The price is a copy: the next replay
 # overwrites the results of this one, so they are copied first, in stream order.
+#
+# !!! tip "Takeaway"
+#     A graph fixes addresses: what changes from step to step lies in memory.
 #
 # ## Run it
 #
@@ -475,10 +484,12 @@ found = llm.generate(prompts, params)
 
 for line in dict.fromkeys(machine.diary):
     print(f"{machine.diary.count(line):3} x {line}")
+captures = sum(line.startswith("capture") for line in machine.diary)
+
+# %% tags=["hide"]
 assert [one.outputs[0].token_ids for one in found] == [
     one.outputs[0].token_ids for one in expected
 ]
-captures = sum(line.startswith("capture") for line in machine.diary)
 
 # %% tags=["hide-input"]
 guess.against(
@@ -496,7 +507,9 @@ guess.against(
 # is the same as without graphs. Nothing is compiled during a recording: if a kernel is not loaded yet, the step is
 # first launched kernel by kernel, on padding rows only.
 #
-# **One step ahead of the host.** The host still has work for each token: it checks for the end of the text, converts
+# <!-- aside: One step ahead of the host -->
+#
+# The host still has work for each token: it checks for the end of the text, converts
 # the token to text, and streams it. The next step needs none of that, because it finds its tokens in the slots. So the
 # engine launches step 2 before it reads the tokens of step 1, which arrive by an asynchronous copy into page-locked
 # memory:
@@ -548,6 +561,8 @@ timeline(
 # %% [markdown]
 # The price is a wasted row: when the host finds that a sequence has ended, the GPU is already computing its next token,
 # which is dropped.
+#
+# <!-- end aside -->
 #
 # ## The gap between two kernels
 #
@@ -615,14 +630,16 @@ normed, out = np.empty_like(x), np.empty((1, features), np.float32)
 with detecting():
     rms_norm(x, np.ones(hidden, np.float32), normed, 1e-5)
     matmul_gemv(normed, weight, out)  # reads what rms_norm wrote, after its wait
-assert np.allclose(out, x / np.sqrt(np.mean(x**2) + 1e-5) @ weight.T, atol=1e-4)
 y = np.empty(hidden, np.float32)
 with detecting():
     scaled_sum_kernel.simulate[4, 64](
         normed[0], weight[0], y
     )  # the kernel from the top
-assert np.allclose(y, normed[0] * weight[0])
 print("No finding: the weights came before the wait, the activations after it.")
+
+# %% tags=["hide"]
+assert np.allclose(out, x / np.sqrt(np.mean(x**2) + 1e-5) @ weight.T, atol=1e-4)
+assert np.allclose(y, normed[0] * weight[0])
 
 # %% [markdown]
 # `minllm bench step` measures the gain: a step of the 1B shape at batch 1, replayed both ways in one run.
@@ -648,6 +665,9 @@ assert 0.3 < saved / overlapping < 3
 # A recorded step, kernel by kernel ([on a page of its own](../docs/step-timeline.md)):
 #
 # <!-- interactive: step-timeline -->
+#
+# !!! tip "Takeaway"
+#     A kernel may start early, but reads nothing of its predecessors before it waits.
 #
 # ## Fewer kernels have fewer gaps
 #
@@ -678,6 +698,9 @@ for name in dict.fromkeys(names_apart):
 assert len(apart_launches) - len(launches) == 3 * config_1b.num_hidden_layers + 1
 
 # %% [markdown]
+# !!! tip "Takeaway"
+#     In decoding, fusion pays because it removes gaps.
+#
 # ## Measured against predicted
 #
 # This cell compares the engine's recorded decode rates at batch 1 with the floor of each model's step. The time beyond
@@ -695,10 +718,10 @@ for name in ("bundled", "llama-3.2-1b", "llama-3.1-8b"):
         f"{measured:7.1f} µs, "
         f"{(measured - floor) / count:.1f} µs more per launch"
     )
-assert rows[0][1].of_limit < rows[1][1].of_limit < rows[2][1].of_limit
 beyond = [(measured - floor) / count for _, _, count, measured, floor in rows]
 
 # %% tags=["hide"]
+assert rows[0][1].of_limit < rows[1][1].of_limit < rows[2][1].of_limit
 assert max(beyond) < 2 * min(beyond)
 
 # %% tags=["fold"]
@@ -792,7 +815,7 @@ show_case("too_early")
 # ??? question "5. Dependent launch saves 0.5 µs per kernel. How much is that per day for a 1B model with 90 kernels per step that always runs?"
 #     45 µs of 0.8 ms, 6 %: 1.35 hours of GPU time per day, about 5 dollars.
 #
-# ## What next, and the measurement behind it
+# ## What next
 #
 # The step has few launches now, the host is out of the loop, and kernels overlap. The last bars show what remains: a
 # step still takes longer than its floor, most of all for the smallest model. The cheap remedy is to give each launch

@@ -12,7 +12,9 @@ from minllm.errors import CacheError, OutOfMemoryError
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
     """The number of blocks for `num_tokens` tokens; the last one may be partly filled."""
+    # exercise: cache.blocks_needed
     return -(-num_tokens // block_size)
+    # end exercise
 
 
 class BlockPool:

@@ -65,7 +65,7 @@ class Moved:
 
     @property
     def bytes(self) -> int:
-        """The different bytes of all arrays."""
+        """The unique bytes of all arrays."""
         return sum({**self.asked, **self.different}.values())
 
 

@@ -22,7 +22,7 @@ def accesses(request: Request, title: str, caption: str = "", series: int = 0) -
     sectors = sorted({word // WORDS_A_SECTOR for word in words})
     lines = sorted({word // WORDS for word in words})
     asked = sum(access.width for access in request.lanes)
-    told = f"{asked} bytes asked for, {len(sectors)} sectors of {SECTOR_BYTES} bytes move"
+    told = f"{asked} bytes requested, {len(sectors)} sectors of {SECTOR_BYTES} bytes move"
     drawn = [label(0, FONT_SIZE, f"{title}: {told}", font_weight=600)]
     for row, line in enumerate(lines[:MOST_ROWS]):
         y = TOP + row * (CELL + 4)

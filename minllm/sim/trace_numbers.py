@@ -11,7 +11,7 @@ class Traffic:
     """Accesses of one kind to one global array. A request is one instruction of one warp.
 
     bytes: bytes requested, summed over lanes. sectors: sectors of 32 bytes, each counted once per request.
-    unique_bytes: different bytes accessed during the whole launch, the traffic that no cache can avoid.
+    unique_bytes: distinct bytes accessed during the whole launch, the traffic that no cache can avoid.
     """
 
     requests: int = 0

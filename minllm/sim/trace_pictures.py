@@ -91,7 +91,8 @@ def access_map(request):
                 width = words_a_sector * CELL
                 parts.append(box(LEFT + sector * width - 1, y - 1, width - 1, CELL, style="sector"))
     asked = sum(access.width for access in request.lanes)
-    title = f"{request.kind} of {request.array}, {request.place}, line {request.line}: {asked} bytes asked, {len(touched)} sectors moved"
+    moved = f"{asked} bytes requested, {len(touched)} sectors moved"
+    title = f"{request.kind} of {request.array}, {request.place}, line {request.line}: {moved}"
     return picture(title, parts, LEFT + BANKS * CELL + 8, TOP + len(rows) * CELL + 8)
 
 

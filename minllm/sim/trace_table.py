@@ -33,7 +33,7 @@ def table(title, columns, rows, last=None):
 
 def arrays_table(trace):
     """The table of global memory: one row per array and kind of access, and the total."""
-    columns = ("array", "access", ">requests", ">bytes asked", ">bytes in sectors", ">sectors/request", ">different bytes")
+    columns = ("array", "access", ">requests", ">bytes requested", ">bytes in sectors", ">sectors/request", ">unique bytes")
     kinds = ((array, kind, getattr(array, kind)) for array in trace.arrays.values() for kind in ("read", "write", "atomic"))
     rows = [(array.name, kind, *traffic_cells(traffic)) for array, kind, traffic in kinds if traffic.requests]
     return table("global memory", columns, rows, ("in all", "", *traffic_cells(trace.total)))
@@ -47,7 +47,7 @@ def traffic_cells(traffic):
 
 def shared_table(trace):
     """The table of shared memory: one row per source line, array and kind of access."""
-    columns = ("place", ">line", "array", "access", ">requests", ">bytes asked", ">turns", ">conflicts", ">worst")
+    columns = ("place", ">line", "array", "access", ">requests", ">bytes requested", ">turns", ">conflicts", ">worst")
     rows = []
     for line in trace.shared:
         worst = "none" if line.worst == 1 else f"{line.worst}-way"

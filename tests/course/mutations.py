@@ -116,14 +116,34 @@ MUTATIONS = [
     ),
     *of(
         "normalization.rms_norm",
-        ("if i < hidden:\n                load(x", "if True:\n                load(x", "one row by hand", "out of bounds"),
         ("float32(hidden) + epsilon", "float32(hidden)", "epsilon", "epsilon was left out"),
         ("libdevice.rsqrtf(", "float32(1) / (", "one row by hand", "1 / its root"),
         ("block_sum(sum_of_squares, partials) / float32(hidden)", "sum_of_squares / float32(hidden)", "epsilon", "block_sum adds up"),
         ("libdevice.rsqrtf(", "libdevice.sqrtf(", "one row by hand", "it is divided by it"),
-        ("store(residual, row + i, values, at)", "pass", "residual", "not written back"),
         ("inverse_rms * weights[at + k]", "inverse_rms", "epsilon", "weight was not multiplied"),
-        ("values[at + k] += addend[k]", "pass", "residual", ""),
+        ("store(out, row + i, values, at)", "store(out, i, values, at)", "several tokens", ""),
+        ("if i < hidden:", "if True:", "one row by hand", "out of bounds"),
+    ),
+    *of(
+        "normalization.equation",
+        ("+ wide.type(epsilon)", "", "epsilon", "epsilon was left out"),
+        ("np.square(values)", "values", "one row by hand", "the numbers were added up"),
+        ("axis=-1, keepdims=True", "", "several tokens", "each token has a mean of its own"),
+        (" * weight.astype(wide, copy=False)", "", "the weight", "weight was not multiplied"),
+        (" / np.sqrt(", " / (", "one row by hand", "1 / its root"),
+    ),
+    *of(
+        "cache.blocks_needed",
+        ("-(-num_tokens // block_size)", "num_tokens // block_size", "a part of a block", "the last block is taken whole"),
+        ("-(-num_tokens // block_size)", "num_tokens // block_size + 1", "whole blocks", "one too many"),
+        ("-(-num_tokens // block_size)", "num_tokens", "a part of a block", "these are tokens"),
+    ),
+    *of(
+        "attention.share_of_split",
+        ("context_len - first_visible + splits - 1", "context_len - first_visible", "a remainder", "round the share up"),
+        ("(share + step - 1) // step * step", "share // step * step", "whole steps", "round the share up"),
+        ("first_visible + split * share", "split * share", "a sliding window", "the keys begin at first_visible"),
+        ("min(start + share, context_len)", "start + share", "a remainder", "no split ends beyond the context"),
     ),
     *of(
         "attention.split_merge",
@@ -132,7 +152,7 @@ MUTATIONS = [
         ("split_max[sequence, head, split] - shift", "split_max[sequence, head, split]", "huge scores", ""),
         ("while split < used", "while split < splits", "empty splits", "nobody wrote"),
         ("                if dim < head_dim:", "                if True:", "one split by hand", "out of bounds"),
-        ("split = warp", "split = 0", "two splits, one maximum", ""),
+        ("split += warps", "break", "many splits, wide heads", ""),
     ),
     *of(
         "sampling.log_softmax",
@@ -239,13 +259,9 @@ MUTATIONS = [
     ),
     *of(
         "matmul.tiled",
-        ("            cuda.syncthreads()\n            for k", "            for k", "one element by hand", "nobody wrote"),
-        ("            cuda.syncthreads()  # no thread", "            # no thread", "the weight's layout", "put cuda.syncthreads() between"),
-        ("first_column, first_k, thread", "first_row, first_k, thread", "sizes around the block's edge", ""),
-        ("first_k += tile_k", "first_k += x.shape[1]", "the weight's layout", "only the first tile of K"),
         ("ty + i * across", "ty * per_thread + i", "the weight's layout", ""),
         ("weight_tile[k, tx + j * across]", "weight_tile[k, ty + j * across]", "the weight's layout", ""),
-        ("while first_k < x.shape[1]:", "while first_k + tile_k <= x.shape[1]:", "one element by hand", ""),
+        ("total[i, j] += ", "total[i, j] = ", "the weight's layout", ""),
     ),
     *of(
         "rope.rotate",
@@ -309,7 +325,7 @@ MUTATIONS = [
         ("correction = ex2(maxima[head] - shift)", "correction = float32(1)", "more keys than a step", ""),
         ("sums[head] *= correction", "pass", "more keys than a step", ""),
         ("shift = finite_or_zero(maximum)", "shift = float32(0)", "a few keys", ""),
-        ("sums[head] += weight", "sums[head] = weight", "one key", ""),
+        ("range(numbers_each)", "range(numbers_each - 1)", "more keys than a step", ""),
         ("shift = finite_or_zero(maximum)", "shift = maximum", "one key", ""),
     ),
     *of(
@@ -331,7 +347,6 @@ MUTATIONS = [
         ("newest_tokens[slot] = token", "newest_tokens[row] = token", "rows in any slot", "stored at its row"),
         ("if slot >= 0:", "if True:", "a padding row", "such as -1 for padding"),
         ("if adjustments[slot] & PENALTIES:", "if True:", "one row", "without penalties"),
-        ("if row < tokens.shape[0]:", "if True:", "one row", "out of bounds"),
     ),
     *of(
         "engine.next_size",

@@ -61,15 +61,17 @@ def test_the_skeleton_with_the_solution_is_the_packages_function(exercise):
     compile(text, exercise.file_name, "exec")
 
 
+LONG_HOLE = {"all_reduce.one_shot": 10}
 LONG = {  # kernels whose function is long, and the lines of their files
-    "attention.flash_attention_1": 125, "attention.split_merge": 90, "attention.split_kv": 75, "matmul.tiled": 65, "experts.sort": 45,
-    "normalization.rms_norm": 42, "sampling.penalties": 40, "attention.weighted_values": 40, "all_reduce.one_shot": 40,
+    "attention.flash_attention_1": 125, "attention.split_merge": 87, "attention.split_kv": 79, "matmul.tiled": 71, "experts.sort": 44,
+    "normalization.rms_norm": 51, "sampling.penalties": 40, "attention.weighted_values": 40, "all_reduce.one_shot": 36,
 }  # fmt: skip
 
 
 @every_exercise
-def test_a_readers_file_fits_a_screen(exercise):
+def test_a_readers_file_fits_a_screen_and_its_hole_is_small(exercise):
     assert len(skeleton(exercise).splitlines()) <= LONG.get(exercise.name, 32)
+    assert len(solution(exercise.source, exercise.name).splitlines()) <= LONG_HOLE.get(exercise.name, 8)
 
 
 def test_the_first_exercise_is_the_smallest():

@@ -10,7 +10,7 @@ from minllm import LLM, SamplingParams
 from minllm.bench.report_card import card_of, lines
 from minllm.cli.app import app
 from minllm.course import plug
-from minllm.course.exercise_files import skeleton
+from minllm.course.exercise_files import skeleton, solved
 from minllm.course.exercises import EXERCISES, find
 from minllm.course.plug import own_kernel
 from minllm.errors import ExerciseError, InvalidOptionError, KernelArgumentError
@@ -145,9 +145,11 @@ def test_what_cannot_be_plugged_in_is_refused(tmp_path):
         own_kernel("attention", path)
 
 
-def test_the_command_generates_text():
-    variant = f"rms_norm={find('normalization.rms_norm').path}"
-    result = CliRunner().invoke(app, ["generate", "def add(", "--device", "cpu", "--variant", variant, "--max-tokens", "2"])
+def test_the_command_generates_text(tmp_path):
+    exercise = find("normalization.rms_norm")
+    path = tmp_path / exercise.file_name
+    path.write_text(solved(exercise))
+    result = CliRunner().invoke(app, ["generate", "def add(", "--device", "cpu", "--variant", f"rms_norm={path}", "--max-tokens", "2"])
     assert result.exit_code == 0 and "runs in the simulator" in result.stderr and result.stdout.strip()
 
 

@@ -155,8 +155,8 @@ def test_numbers_are_short(value):
 
 
 def test_accesses_say_how_many_sectors_move():
-    assert "128 bytes asked for, 4 sectors" in FIGURES["accesses by rows"].alternative
-    assert "128 bytes asked for, 32 sectors" in FIGURES["accesses by columns"].alternative
+    assert "128 bytes requested, 4 sectors" in FIGURES["accesses by rows"].alternative
+    assert "128 bytes requested, 32 sectors" in FIGURES["accesses by columns"].alternative
     assert "and 24 more rows" in FIGURES["accesses by columns"].svg
 
 

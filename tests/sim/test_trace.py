@@ -348,7 +348,7 @@ def test_a_picture_is_saved_and_shown_as_svg(tmp_path):
     picture = counts.access_map("x")
     picture.save(tmp_path / "x.svg")
     assert (tmp_path / "x.svg").read_text(encoding="utf-8") == picture._repr_svg_()
-    assert "128 bytes asked, 8 sectors moved" in picture
+    assert "128 bytes requested, 8 sectors moved" in picture
 
 
 requests = st.sampled_from([1, 2, 4, 8, 16]).flatmap(

@@ -1,7 +1,8 @@
 """The course page's list: five parts, and for each lesson a sentence, its words, the minutes that it takes, its exercises, a box to tick.
 
 Words are those of the prose that is not folded, in steps of 50, without code, mathematics and sources. Minutes are computed from the
-lesson: all prose at 180 words a minute, code at 12 lines a minute, 10 minutes per exercise, 5 per detective case.
+lesson: all prose at 180 words a minute, code at 12 lines a minute, 10 minutes per exercise, 5 per detective case. Code that the
+page hides or closes, such as that of figures, does not count.
 """
 
 import re
@@ -92,7 +93,8 @@ def words(text: str) -> int:
 def minutes(text: str) -> int:
     """The minutes that a lesson takes, in steps of 5."""
     prose = re.findall(r"^# .*$", text.partition("## Sources")[0], re.MULTILINE)
-    code = [line for line in text.splitlines() if line and not line.startswith("#")]
+    shown = re.sub(r"^# %% tags=.*?(?=^# %%|\Z)", "", text, flags=re.DOTALL | re.MULTILINE)
+    code = [line for line in shown.splitlines() if line and not line.startswith("#")]
     total = sum(len(line.split()) for line in prose) / WORDS + len(code) / LINES
     total += EXERCISE * len(exercises(text)) + CASE * text.count("show_case(")
     return 5 * round(total / 5)

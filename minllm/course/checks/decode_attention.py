@@ -4,7 +4,7 @@ import numpy as np
 
 from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.attention_arrays import AttentionCase, attend, judge, make
-from minllm.course.checks.mismatch import expect
+from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
 from minllm.kernels.arguments import ceil_div
@@ -135,22 +135,60 @@ def by_subgroups(sums=True, outputs=True, relative=True):
     return combine
 
 
+def share(share_of_split, splits, context, window=0, step=1):
+    """Check which keys each split takes."""
+    first = max(0, context - window) if window else 0
+    size = ceil_div(ceil_div(context - first, splits), step) * step
+    short = max((context - first) // splits // step * step, 0)
+    starts = np.arange(splits)
+    right = np.stack([first + starts * size, np.minimum(first + (starts + 1) * size, context)], 1)
+    got = [share_of_split.py_func(split, splits, context, window, step) for split in range(splits)]
+    if any(keys is None for keys in got):
+        raise Mismatch("share_of_split returned None.\nLikely cause: the function ends without `return`.")
+    suspects = [
+        ("the last keys are in no split: round the share up.", np.stack([first + starts * short, first + (starts + 1) * short], 1)),
+        ("the last keys are in no split: round the share up.",
+         np.stack([first + starts * short, np.minimum(first + (starts + 1) * short, context)], 1)),
+        ("the keys begin at first_visible, not at 0.", np.stack([starts * size, np.minimum((starts + 1) * size, context)], 1)),
+        ("no split ends beyond the context.", np.stack([right[:, 0], right[:, 0] + size], 1)),
+    ]  # fmt: skip
+    expect("(start, stop)", np.int64(got), right, ("split", "start or stop"), suspects)
+
+
 EXERCISES = (
+    Exercise(
+        name="attention.share_of_split",
+        lesson=9,
+        title="which keys a split takes",
+        module="minllm.kernels.attention.split_kv.merge",
+        entry="share_of_split",
+        task="The visible keys are first_visible to context_len. Give each of the splits the same number of them, rounded up, and up again "
+        "to a multiple of step. Return the first key of this split, and one past its last.",
+        hints=(
+            "(a + b - 1) // b is a / b, rounded up.",
+            "The last split that holds keys may be shorter: it ends at context_len. Splits behind it are empty.",
+        ),
+        rungs=(
+            Rung("two halves", "8 keys, 2 splits: 0 to 4 and 4 to 8.", lambda f: share(f, 2, 8)),
+            Rung("a remainder", "every key is in a split, also if the division leaves a rest.", lambda f: share(f, 3, 10)),
+            Rung("whole steps", "a block loads `step` keys at a time.", lambda f: share(f, 3, 100, step=16)),
+            Rung("a sliding window", "keys before the window are seen by nobody.", lambda f: share(f, 2, 20, window=8)),
+        ),
+    ),
     Exercise(
         name="attention.split_kv",
         lesson=9,
-        title="Flash-Decoding: fold new keys into the state that a thread holds for each head",
+        title="Flash-Decoding: scale a head's state to a new maximum",
         module="minllm.kernels.attention.split_kv.split_kv",
         entry="attention",
         stage="attention",
         most_rows=1,
-        task="For each head: the new maximum over maxima[head] and the scores of keys_each keys (scores[key * heads_here + "
-        "head]); scale sums[head] "
-        "and the head's numbers_each elements of acc by 2^(old maximum - new); then turn each score into its weight 2^(score - new), in "
-        "place, and add it to sums[head].",
+        task="maximum is the largest of maxima[head] and the new keys' scores. Scale sums[head] and the head's numbers_each elements of "
+        "acc by 2^(old maximum - new), and store the new maximum. shift, which the loop below also uses, is the new maximum, or 0 if the "
+        "head has seen no key.",
         hints=(
             "shift = finite_or_zero(maximum), so that a head that has seen no key yet does not compute -inf - -inf.",
-            "ex2(x) is 2^x. The loop below the exercise adds weight * value to acc: what acc holds must be scaled before.",
+            "ex2(x) is 2^x. Read maxima[head] before you replace it.",
         ),
         rungs=(
             Rung("one key", "softmax over one key is 1: the output is the value.", lambda f: decode(f, AttentionCase((1,), (1,)), 1)),
@@ -179,8 +217,8 @@ EXERCISES = (
         stage="attention",
         own_launcher="minllm.kernels.attention.split_kv.split_kv:attention",
         most_rows=1,
-        task="Warp w adds up the splits w, w + warps, ... below used: the weight of a split is ex2(its maximum - shift); total takes "
-        "weight * its sum, and acc[i] takes weight * its output at dim = lane + 32 * i, where that is below head_dim.",
+        task="Warp w adds up the splits w, w + warps, ... below used; `split` is w already. The weight of a split is ex2(its maximum - "
+        "shift); total takes weight * its sum, and acc[i] takes weight * its output at dim = lane + 32 * i, where that is below head_dim.",
         hints=(
             "A split's output and sum are relative to its own maximum; 2^(m - M) brings them all to the largest one.",
             "Splits at `used` and beyond hold no keys, and nobody wrote their outputs: leave them alone.",

@@ -238,17 +238,15 @@ EXERCISES = (
     Exercise(
         name="matmul.tiled",
         lesson=5,
-        title="a GEMM through tiles in shared memory",
+        title="a GEMM through tiles in shared memory, several outputs per thread",
         module="minllm.kernels.matmul.ladder.tiled",
         entry="matmul_tiled",
         stage="matmul",
         simulated_options=dict(tile=(4, 32, 2)),
-        task="For first_k = 0, tile_k, 2 tile_k, ... below K: all threads copy both tiles (copy_tile), wait, and add up for each "
-        "k of the tile "
-        "total[i, j] += x_tile[k, ty + i * across] * weight_tile[k, tx + j * across]; and wait again before the next copy.",
+        task="Both tiles are in shared memory. A thread owns per_thread x per_thread outputs: for each k of the tile, "
+        "total[i, j] += x_tile[k, ty + i * across] * weight_tile[k, tx + j * across].",
         hints=(
-            "x_tile gets rows of x from first_row on, weight_tile rows of weight from first_column on.",
-            "Two barriers per step: no thread multiplies before all have copied, and none copies while others multiply.",
+            "The barrier above waits until all have copied, the one below until all have multiplied: the loop itself needs none.",
             "A thread has per_thread x per_thread outputs: read per_thread values of x for each k into a local array, then each value of "
             "the weight once.",
         ),

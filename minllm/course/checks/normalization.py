@@ -115,21 +115,63 @@ def budget(rms_norm):
     expect_bytes(functools.partial(rms_norm, x, weight, out, EPSILON, residual), read, write, advice)
 
 
+def by_equation(reference, x, weight, epsilon=EPSILON, residual=None):
+    """Compare the reader's NumPy function with a loop over rows in float64."""
+    got = reference(x, weight, epsilon, residual)
+    stream = x if residual is None else (x.astype(np.float32) + residual.astype(np.float32)).astype(x.dtype)
+    wide, scale = stream.astype(np.float64), weight.astype(np.float64)
+    mean = np.array([[sum(number * number for number in row) / len(row)] for row in wide])
+    suspects = [
+        (NO_EPSILON, wide / np.sqrt(mean) * scale),
+        (NO_WEIGHT, wide / np.sqrt(mean + epsilon)),
+        (NOT_SQUARED, wide / np.sqrt(np.maximum(wide.mean(1, keepdims=True) + epsilon, 0)) * scale),
+        (NOT_ROOT, wide / (mean + epsilon) * scale),
+        ("each token has a mean of its own: axis=-1, keepdims=True.", wide / np.sqrt(mean.mean() + epsilon) * scale),
+        (CENTRED, (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + epsilon) * scale),
+    ]
+    expect("normalized", got[0], (wide / np.sqrt(mean + epsilon) * scale).astype(x.dtype), ("token", "feature"), suspects)
+    expect("new_residual", got[1], stream, ("token", "feature"))
+
+
 EXERCISES = (
+    Exercise(
+        name="normalization.equation",
+        lesson=6,
+        title="RMSNorm in NumPy",
+        module="minllm.kernels.normalization.rms_norm",
+        entry="rms_norm_reference",
+        task="mean_square is the mean of each row's squares, [T, 1]; normalized is values / sqrt(mean_square + epsilon) * weight.",
+        hints=(
+            ".mean(axis=-1, keepdims=True) is the mean of each row, in a shape that divides it.",
+            "wide.type(epsilon) and weight.astype(wide) keep the computation in float32.",
+        ),
+        rungs=(
+            Rung("one row by hand", "a row of threes has a root mean square of 3, and becomes ones.",
+                 lambda f: by_equation(f, np.full((1, 4), 3, np.float32), np.ones(4, np.float32))),
+            Rung("another sign", "squares are positive, whatever the sign.",
+                 lambda f: by_equation(f, np.float32([[1, -1, 2, -3]]), np.ones(4, np.float32))),
+            Rung("epsilon", "epsilon is added to the mean square, inside the root.",
+                 lambda f: by_equation(f, np.full((1, 4), 0.1, np.float32), np.ones(4, np.float32), 0.5)),
+            Rung("the weight", "each feature has a weight.", lambda f: by_equation(f, *rows(1, 8)[:2])),
+            Rung("several tokens", "each token is normalised by itself.",
+                 lambda f: by_equation(f, np.float32([[1, 2], [30, -40]]), np.float32([1, 2]))),
+            Rung("residual", "the sum with the residual is normalised.", lambda f: by_equation(f, *rows(2, 8)[:2], residual=rows(2, 8)[2])),
+        ),
+    ),  # fmt: skip
     Exercise(
         name="normalization.rms_norm",
         lesson=6,
-        title="RMSNorm with the residual addition in it, the row held in registers",
+        title="RMSNorm in one kernel, the row held in registers",
         module="minllm.kernels.normalization.rms_norm",
         entry="rms_norm",
         stage="rms_norm",
-        task="For each piece of the row that lies inside it: load x into values (and weight into weights), add the residual's vector and "
-        "store the sum back where has_residual, and add the squares to sum_of_squares. Then inverse_rms is 1 / sqrt(mean square + "
-        "epsilon), with the sum over the block from block_sum(sum_of_squares, partials). Last, scale each piece and store it in out.",
+        task="The row is in values, the weight in weights, and sum_of_squares holds the squares of this thread's numbers. inverse_rms is "
+        "1 / sqrt(mean square + epsilon), with the sum over the block from block_sum(sum_of_squares, partials). Then scale each piece of "
+        "the row that lies inside it, and store it in out.",
         hints=(
             "A piece begins at element i = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width of the row, and at = piece * width of "
             "the thread's own arrays; the last threads may lie beyond `hidden`.",
-            "load(x, row + i, values, at) fills values[at : at + width]; store(out, row + i, values, at) writes them.",
+            "store(out, row + i, values, at) writes values[at : at + width].",
             "libdevice.rsqrtf(v) is 1 / sqrt(v). Every thread calls block_sum, those without a piece too: it has a barrier inside.",
         ),
         rungs=(

@@ -10,6 +10,7 @@ from minllm.course.checks.evidence import note
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
+from minllm.kernels.arguments import ceil_div
 from minllm.kernels.kv.copy_blocks import PIECE, THREADS
 
 BLOCK_SIZE = 4
@@ -108,7 +109,34 @@ def copy_budget(copy_blocks):
     expect_bytes(run, {"cache": 2 * 2 * 1029}, {"to": 2 * 2 * 1029}, "each byte of a block is copied by one thread.")
 
 
+def blocks(blocks_needed, lengths, block_size=16):
+    """Check the number of blocks for texts of these lengths."""
+    for length in lengths:
+        right = ceil_div(length, block_size)
+        suspects = [
+            ("the last block is taken whole: round up.", length // block_size),
+            ("that is one too many if the last block is full.", length // block_size + 1),
+            ("these are tokens, not blocks.", length),
+        ]
+        expect_number(f"blocks for {length} tokens", blocks_needed(length, block_size), right, suspects)
+
+
 EXERCISES = (
+    Exercise(
+        name="cache.blocks_needed",
+        lesson=11,
+        title="how many blocks a text takes",
+        module="minllm.cache.block_pool",
+        entry="blocks_needed",
+        task="Return the number of blocks of block_size tokens that hold num_tokens tokens. The last one may be partly filled.",
+        hints=("Round up. `//` rounds down, and of a negative number away from zero: -17 // 16 is -2.",),
+        rungs=(
+            Rung("a part of a block", "17 tokens take two blocks of 16.", lambda f: blocks(f, [17, 1, 100])),
+            Rung("whole blocks", "32 tokens take two blocks, not three.", lambda f: blocks(f, [32, 16, 160])),
+            Rung("no token", "an empty text takes no block.", lambda f: blocks(f, [0])),
+            Rung("another size", "blocks of 5 tokens.", lambda f: blocks(f, [4, 5, 6, 11], 5)),
+        ),
+    ),
     Exercise(
         name="costs.batch_bytes",
         lesson=12,

@@ -38,8 +38,10 @@ def rms_norm_reference(x, weight, epsilon, residual=None):
     wide = np.result_type(x.dtype, np.float32)
     new_residual = x if residual is None else (x.astype(wide, copy=False) + residual.astype(wide, copy=False)).astype(x.dtype, copy=False)
     values = new_residual.astype(wide, copy=False)
+    # exercise: normalization.equation
     mean_square = np.square(values).mean(axis=-1, keepdims=True)
     normalized = values / np.sqrt(mean_square + wide.type(epsilon)) * weight.astype(wide, copy=False)
+    # end exercise
     return normalized.astype(x.dtype, copy=False), new_residual
 
 
@@ -88,7 +90,6 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
                 load(weight, i, weights, at)  # no kernel writes the weight, so this load may overlap the preceding kernel
         wait_for_predecessors()
         sum_of_squares = float32(0)
-        # exercise: normalization.rms_norm
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width
             if i < hidden:
@@ -100,6 +101,7 @@ def rms_norm_vector_kernel(dtype, pieces, has_residual):
                     store(residual, row + i, values, at)
                 for k in range(width):
                     sum_of_squares += values[at + k] * values[at + k]
+        # exercise: normalization.rms_norm
         inverse_rms = libdevice.rsqrtf(block_sum(sum_of_squares, partials) / float32(hidden) + epsilon)
         for piece in range(pieces):
             i, at = (piece * cuda.blockDim.x + cuda.threadIdx.x) * width, piece * width

@@ -68,8 +68,8 @@ def penalize_kernel(
         if kinds & BIAS:
             x += logit_bias[slot, token]
         if kinds & PENALTIES:
-            # exercise: sampling.penalties
             count = output_counts[slot, token]
+            # exercise: sampling.penalties
             if count > 0 or token_flags[slot, token] & IN_PROMPT:
                 if x > float32(0.0):
                     x = x / repetition_penalty[slot]

@@ -36,8 +36,8 @@ def advance_kernel(tokens, slots, newest_tokens, lengths, step, adjustments, out
     """tokens, slots int32 [R]; the others int32 [S], except output_counts [S, vocab] (read only in slots with penalties)."""
     wait_for_predecessors()
     row = int32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
-    # exercise: sampling.advance
     if row < tokens.shape[0]:
+        # exercise: sampling.advance
         slot = slots[row]
         if slot >= 0:
             token = max(tokens[row], 0)
@@ -46,7 +46,7 @@ def advance_kernel(tokens, slots, newest_tokens, lengths, step, adjustments, out
             step[slot] += 1
             if adjustments[slot] & PENALTIES:
                 output_counts[slot, token] += 1
-    # end exercise
+        # end exercise
 
 
 def advance(tokens, slots, state: SlotState, stream=None) -> None:

@@ -23,10 +23,12 @@ MERGE_WARPS = 4
 def share_of_split(split, splits, context_len, sliding_window, step):
     """(first key, one past the last) of a split: equal shares of the visible keys, rounded up to `step`; the last may be shorter."""
     first_visible = max(0, context_len - sliding_window) if sliding_window > 0 else 0
+    # exercise: attention.share_of_split
     share = (context_len - first_visible + splits - 1) // splits
     share = (share + step - 1) // step * step
     start = first_visible + split * share
     return start, min(start + share, context_len)
+    # end exercise
 
 
 @functools.cache
@@ -73,8 +75,8 @@ def make_merge_kernel(head_dim, warps=MERGE_WARPS):
         for i in range(dims_each):
             acc[i] = float32(0.0)
         total = float32(0.0)
-        # exercise: attention.split_merge
         split = warp
+        # exercise: attention.split_merge
         while split < used:
             weight = ex2(split_max[sequence, head, split] - shift)
             total += weight * split_sum[sequence, head, split]

@@ -97,22 +97,22 @@ def make_folds(shape):
     def fold_keys(maxima, sums, acc, scores, value_words):
         """Online softmax: replace scores by weights; then acc[heads_here, numbers_each] += weight * v."""
         numbers = cuda.local.array(elements, float32)
-        # exercise: attention.split_kv
         for head in range(heads_here):
             maximum = maxima[head]
             for key in range(keys_each):
                 maximum = max(maximum, scores[key * heads_here + head])
+            # exercise: attention.split_kv
             shift = finite_or_zero(maximum)
             correction = ex2(maxima[head] - shift)
             maxima[head] = maximum
             sums[head] *= correction
             for i in range(numbers_each):
                 acc[head * numbers_each + i] *= correction
+            # end exercise
             for key in range(keys_each):
                 weight = ex2(scores[key * heads_here + head] - shift)
                 scores[key * heads_here + head] = weight
                 sums[head] += weight
-        # end exercise
         for key in range(keys_each):
             for chunk_index in range(chunks_each):
                 unpack(value_words, 4 * (key * chunks_each + chunk_index), numbers)

@@ -27,8 +27,8 @@ BLOCK = 128
 @kernel
 def append_kernel(key, value, key_cache, value_cache, slot_mapping):
     """Any row length, one element per thread: key, value [T, R]; caches [slots, R]; slot_mapping [T]."""
-    # exercise: kv.append
     token = cuda.blockIdx.x
+    # exercise: kv.append
     slot = slot_mapping[token]
     if slot < 0:
         return

@@ -68,12 +68,12 @@ def tiled_kernel(tile: int, tile_k: int, per_thread: int):
             for j in range(per_thread):
                 total[i, j] = 0.0
 
-        # exercise: matmul.tiled
         first_k = 0
         while first_k < x.shape[1]:
             copy_tile(x_tile, x, first_row, first_k, thread)
             copy_tile(weight_tile, weight, first_column, first_k, thread)
             cuda.syncthreads()
+            # exercise: matmul.tiled
             for k in range(tile_k):
                 x_values = cuda.local.array(per_thread, float32)
                 for i in range(per_thread):
@@ -82,9 +82,9 @@ def tiled_kernel(tile: int, tile_k: int, per_thread: int):
                     weight_value = weight_tile[k, tx + j * across]
                     for i in range(per_thread):
                         total[i, j] += x_values[i] * weight_value
+            # end exercise
             cuda.syncthreads()  # no thread may overwrite a tile that another still reads
             first_k += tile_k
-        # end exercise
 
         for j in range(per_thread):
             column = first_column + tx + j * across
