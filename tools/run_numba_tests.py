@@ -1,7 +1,7 @@
 """Runs numba-cuda's own tests in the simulator: `python tools/run_numba_tests.py [--list] [--json FILE] [module ...]`.
 
 The tests are those of the installed package, each module in a process of its own. A test counts if it launches a kernel, passes or not;
-a module that does not end in time counts as one that fails.
+a module that does not end in time counts as one that fails. As many modules run at once as there are cores.
 Those that look at something else than what a kernel computes are in NOT_SIMULATED, with the reason; every other one has to pass.
 """
 
