@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import field, fields
+from dataclasses import Field, field, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,15 +57,21 @@ def either(*several: Allowed, says: str) -> Allowed:
     return Allowed(says, lambda given: any(one.allows(given) for one in several))
 
 
-def option(default: Any, allowed: Allowed, *rules: Rule) -> Any:
-    """A dataclass field with its default and its checks."""
+def option(default: Any, allowed: Allowed | Callable[[], Allowed], *rules: Rule) -> Any:
+    """A dataclass field with its default and its checks. allowed: or a function that returns it, if the choices may grow."""
     return field(default=default, metadata={"allowed": allowed, "rules": rules})
+
+
+def allowed_of(one: Field) -> Allowed:
+    """The values that a field made by `option` may have."""
+    allowed = one.metadata["allowed"]
+    return allowed() if callable(allowed) else allowed
 
 
 def check_values(options: "DataclassInstance") -> None:
     """Raise InvalidOptionError for the first option whose value is never allowed."""
     for one in fields(options):
-        says, allows = one.metadata["allowed"]
+        says, allows = allowed_of(one)
         _refuse_unless(allows(getattr(options, one.name)), options, one.name, says)
 
 

@@ -88,7 +88,7 @@ class EngineOptions:
     """The type of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto",
     the type that the checkpoint has; float16 for a bfloat16 checkpoint on a GPU without bfloat16 (before compute capability 8.0)."""
 
-    quantization: str | None = option(None, none_or(one_of(*quantizations()), "None or {}"))
+    quantization: str | None = option(None, lambda: none_or(one_of(*quantizations()), "None or {}"))
     """Format to which the layers' matrices are quantised while a 16-bit checkpoint is loaded, by rounding to the nearest code: "int8" and
     "fp8" (activations too, token by token), "int4" in groups of 32 ("int4_g64", "int4_g128" in larger ones, each also with "_zeros" behind
     it, for zero points), or "nf4". Embeddings and head stay as they are. None leaves all weights as they are."""

@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 from minllm import LLM
+from minllm.engine.option_checks import allowed_of
 from minllm.engine.option_help import meanings
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
@@ -30,7 +31,7 @@ def test_every_option_has_a_meaning_that_help_shows():
 
 def test_every_option_carries_a_check_that_allows_its_default_and_says_what_it_refuses():
     for field in fields(EngineOptions):
-        says, allows = field.metadata["allowed"]
+        says, allows = allowed_of(field)
         assert says and allows(field.default)
         if field.name != "speculative_config":  # which a function of its own checks
             assert not allows(object())

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import griffe
 
 import minllm
+from minllm.engine.option_checks import allowed_of
 from minllm.engine.options import EngineOptions
 from minllm.errors import MinLLMError
 
@@ -130,7 +131,7 @@ def comment(attribute: griffe.Attribute) -> str:
 def allowed(class_name: str, name: str) -> str:
     """What an option's check says, or a class when it refuses a value of no type that it knows; "" if it refuses nothing."""
     if class_name == "EngineOptions":
-        return EngineOptions.__dataclass_fields__[name].metadata["allowed"].says
+        return allowed_of(EngineOptions.__dataclass_fields__[name]).says
     if not class_name.endswith("Params"):
         return ""
     try:
