@@ -1,12 +1,11 @@
 """The exceptions of minllm. Each message says what was given, what is allowed and what to do."""
 
 from contextlib import ContextDecorator
-from typing import Any
 
 LONGEST_SHOWN = 200  # characters of a wrong value in a message
 
 
-def shown(value: Any, longest: int = LONGEST_SHOWN) -> str:
+def shown(value: object, longest: int = LONGEST_SHOWN) -> str:
     """repr(value) for a message, cut after `longest` characters; its type's name if repr fails, as for an int of more than 4,300 digits."""
     try:
         text = repr(value)
@@ -49,7 +48,7 @@ class Contained(ContextDecorator):
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
         if error is not None and (reported := as_exception(error)) is not error:
             raise reported
 

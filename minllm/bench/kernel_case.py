@@ -6,10 +6,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.bench.record import Row
 from minllm.catalogue.launch import MICROSECONDS, TB_S, TFLOP_S, TOKENS_US, Launch, Measured, on_device
 from minllm.catalogue.noise import Noise
+from minllm.ops.protocol import Ops
 
 BFLOAT16, FLOAT32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 TOLERANCE = {BFLOAT16: 1e-2, FLOAT32: 1e-4}  # allowed relative error: several roundings of the dtype, far below the error of any bug
@@ -114,7 +116,7 @@ class RepeatedLaunch:
     It is the `ops` of the launch's call.
     """
 
-    def __init__(self, ops: Any, launch: Launch, arrays: Mapping[str, Any]):
+    def __init__(self, ops: Ops, launch: Launch, arrays: Mapping[str, Any]):
         self.ops, self.launch, self.arrays, self.stream, self.array = ops, launch, arrays, ops.stream, ops.array
         self.allocated: list[Any] = []
         self.asked = 0
@@ -124,22 +126,22 @@ class RepeatedLaunch:
         self.asked = 0
         return self.launch.run(self, self.arrays)
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """An array with any contents."""
         return self._once(self.ops.empty, shape, dtype)
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """Counts, which a launch leaves zeros."""
         return self._once(self.ops.zeros, shape, dtype)
 
-    def _once(self, allocate: Callable[..., Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    def _once(self, allocate: Callable[..., Any], shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         if self.asked == len(self.allocated):
             self.allocated.append(allocate(shape, dtype))
         self.asked += 1
         return self.allocated[self.asked - 1]
 
 
-def repeated(launch: Launch, ops: Any, host: Mapping[str, Any], sets: int) -> list[RepeatedLaunch]:
+def repeated(launch: Launch, ops: Ops, host: Mapping[str, Any], sets: int) -> list[RepeatedLaunch]:
     """The launch on `sets` copies of its arrays on the device."""
     return [RepeatedLaunch(ops, launch, {name: on_device(ops, one) for name, one in host.items()}) for _ in range(sets)]
 
@@ -148,7 +150,7 @@ def case_of(row: Measured) -> KernelCase:
     """The case of a row of the catalogue: its main result is compared with that of the reference, for some of the tokens if it has rows."""
     launch = row.launch
 
-    def prepare(ops: Any, noise: Noise, sets: int) -> Prepared:
+    def prepare(ops: Ops, noise: Noise, sets: int) -> Prepared:
         host = launch.arrays(noise)
         first, *others = repeated(launch, ops, host, sets)
         tokens = some_of(len(host[launch.rows[0]]), row.sample, noise) if launch.rows else np.arange(0)
@@ -177,7 +179,7 @@ def case_of(row: Measured) -> KernelCase:
     )  # fmt: skip
 
 
-def rival_of(launch: Launch, ops: Any, noise: Noise, sets: int) -> Rival:
+def rival_of(launch: Launch, ops: Ops, noise: Noise, sets: int) -> Rival:
     """A launch of another variant, on as many sets of arrays."""
     return Rival(f"minllm {launch.shape['variant']}, {launch.dtype}", repeated(launch, ops, launch.arrays(noise), sets))
 

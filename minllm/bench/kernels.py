@@ -17,6 +17,7 @@ from minllm.bench.record import Record, Row, new_record, write_json
 from minllm.bench.timing import Clock, CudaClock, input_sets, medians_in_turn
 from minllm.catalogue.noise import Noise
 from minllm.errors import DeviceError, InvalidOptionError
+from minllm.ops.protocol import Ops
 
 PEER_PACKAGES = ("torch",)
 COLUMNS = "{:<18} {:<44} {:<27} {:>9} {:<8} {:>9} {:>24} {:>11}"
@@ -129,7 +130,7 @@ def load_peers():
 class KernelBench:
     """Measures cases and makes their rows."""
 
-    def __init__(self, ops: Any, clock: Clock, cache_bytes: int, ceilings: dict[str, float | None], peers: Any = None):
+    def __init__(self, ops: Ops, clock: Clock, cache_bytes: int, ceilings: dict[str, float | None], peers: Any = None):
         """ops: CudaOps. cache_bytes: size of the L2 cache. peers: the module torch_peers, or None."""
         self.ops, self.clock, self.cache_bytes, self.ceilings, self.peers = ops, clock, cache_bytes, ceilings, peers
         self.noise = Noise()

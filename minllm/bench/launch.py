@@ -25,6 +25,7 @@ from numba import cuda
 from minllm.bench.kernel_case import MICROSECONDS, rounded
 from minllm.bench.record import Row, new_record, write_json
 from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.ops.protocol import Ops
 from minllm.runtime.kernel import Launch, driver_configuration, kernel
 from minllm.runtime.parameters import parameter, write_parameters
 
@@ -62,7 +63,7 @@ def run(json_file: Path | None) -> None:
         write_json(json_file, record)
 
 
-def rows(ops: Any) -> Iterator[Row]:
+def rows(ops: Ops) -> Iterator[Row]:
     """One row per launch method and number of arguments."""
     for count, function in FUNCTIONS.items():
         arrays = [ops.empty((16, 2048), np.float16) for _ in range(count)]
@@ -85,7 +86,7 @@ def row(case: str, way: str, seconds: float) -> Row:
     return Row("launch", case, way, rounded(1e6 * seconds), MICROSECONDS)
 
 
-def ways(ops: Any, ours: Launch, dependent: Launch, arrays: list[Any], scalars: tuple) -> Iterator[tuple[str, Callable[[], None]]]:
+def ways(ops: Ops, ours: Launch, dependent: Launch, arrays: list[Any], scalars: tuple) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields (name of a launch method, call that launches once)."""
     from cuda.bindings import driver
 
@@ -102,14 +103,14 @@ def ways(ops: Any, ours: Launch, dependent: Launch, arrays: list[Any], scalars: 
     yield "numba-cuda", numbas_own(ops, ours.kernel.function, arrays, scalars)
 
 
-def numbas_own(ops: Any, function: Callable, arrays: list[Any], scalars: tuple) -> Callable[[], None]:
+def numbas_own(ops: Ops, function: Callable, arrays: list[Any], scalars: tuple) -> Callable[[], None]:
     """A call that launches the function through Numba, with Numba's arrays and stream, configured once."""
     own = [cuda.device_array(array.shape, array.dtype) for array in arrays]
     configured = cuda.jit(function)[GRID, BLOCK, cuda.external_stream(ops.stream)]
     return lambda: configured(*own, *scalars)
 
 
-def graph_of(ops: Any, launched: Launch, arrays: list[Any], scalars: tuple) -> Any:
+def graph_of(ops: Ops, launched: Launch, arrays: list[Any], scalars: tuple) -> Any:
     """GRAPH_NODES launches, captured in a graph."""
     from minllm.runtime.graph import CapturedGraph
 

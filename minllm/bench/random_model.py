@@ -1,7 +1,6 @@
 """A model of a known shape with random weights, a cache of noise, and the engine's runner for it."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from minllm.cache.kv_cache import CacheShape, KVCache
 from minllm.catalogue.noise import Noise
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.running.batch_arrays import NewTokens, build_batch
+from minllm.engine.running.machine import Machine
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.kernels.sampling.parameters import sampling_entries
 from minllm.kernels.slots.state import SlotState
@@ -58,7 +58,7 @@ class RandomModel:
             for array in (layer.key, layer.value):
                 array.copy_from_host(contents)
 
-    def runner(self, machine: Any) -> ModelRunner:
+    def runner(self, machine: Machine) -> ModelRunner:
         """The engine's runner with graphs and a slot per sequence; `block_tables` replaces the cache policy."""
         return ModelRunner(
             self.ops, self.model, self.cache, None, max_num_seqs=self.sequences, max_num_batched_tokens=self.tokens,

@@ -35,6 +35,7 @@ from minllm.errors import InvalidOptionError
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.models.shapes import SHAPES
+from minllm.ops.protocol import Ops
 from minllm.runtime.recording import RecordedLaunch, recorded_launches
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
@@ -104,7 +105,7 @@ class StepBench:
     """Measures one model at one batch size and makes its rows."""
 
     def __init__(
-        self, name: str, ops: Any, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None,
+        self, name: str, ops: Ops, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None,
         weight_format: WeightFormat | None = None,
     ):  # fmt: skip
         """tokens: maximum length of a sequence. ceilings: as in a record.

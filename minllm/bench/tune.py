@@ -22,6 +22,8 @@ from minllm.kernels.matmul.variants import VARIANTS
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.models.shapes import find_config
+from minllm.ops.protocol import Ops
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import is_available
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -82,7 +84,7 @@ def model_shapes(config: ModelConfig) -> list[tuple[int, int]]:
     return list(dict.fromkeys(layout_of(config).matrices()))
 
 
-def tuned(n: int, k: int, measure: Callable[[int, int], Iterable[tuple[float | None, float, float]]], out: Any) -> Inflection:
+def tuned(n: int, k: int, measure: Callable[[int, int], Iterable[tuple[float | None, float, float]]], out: Array) -> Inflection:
     """The inflection points of one shape [n, k]; prints its times."""
     times = []
     for m, found in zip(ROWS, measure(n, k), strict=True):
@@ -97,7 +99,7 @@ def tuned(n: int, k: int, measure: Callable[[int, int], Iterable[tuple[float | N
     return Inflection(n, k, min(flat_from, MOST_ROWS_OF_FLAT + 1), min(many_from, MOST_ROWS_OF_FLAT + 1))
 
 
-def measure_shape(ops: Any, clock: Clock, noise: Noise, cache_bytes: int, n: int, k: int) -> Iterator[tuple[float | None, float, float]]:
+def measure_shape(ops: Ops, clock: Clock, noise: Noise, cache_bytes: int, n: int, k: int) -> Iterator[tuple[float | None, float, float]]:
     """For each of ROWS, seconds of (gemv, or None beyond its rows; flat; the variant for many rows), with weights in HBM."""
     sets = input_sets(n * k * ops.dtype.itemsize, cache_bytes)
     weights = [ops.array(noise.array((n, k), ops.dtype)) for _ in range(sets)]

@@ -29,7 +29,8 @@ from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.kv.layout import layer_of
-from minllm.ops.protocol import LayerCache
+from minllm.ops.protocol import LayerCache, Ops
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.cuda_pages import CudaPages
 from minllm.runtime.device import check_driver, current_device
 
@@ -112,12 +113,12 @@ def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool 
     return Row("decode attention, virtual cache", case, variant, round(rates[0], 3), "TB/s", **values)
 
 
-def make_launch(ops: Any, sequences: int, context: int) -> Callable[[LayerCache, Any], Callable[[], None]]:
+def make_launch(ops: Ops, sequences: int, context: int) -> Callable[[LayerCache, Any], Callable[[], None]]:
     """A function (layer, block tables) -> call that launches attention of one new token per sequence."""
     query = ops.array(np.random.default_rng(1).standard_normal((sequences, HEADS, HEAD_DIM), np.float32).astype(BFLOAT16))
     batch = [ops.array(np.arange(sequences + 1, dtype=np.int32)), ops.array(np.full(sequences, context, np.int32))]
 
-    def launch(layer: LayerCache, table: Any) -> Callable[[], None]:
+    def launch(layer: LayerCache, table: Array) -> Callable[[], None]:
         shapes = split_tensor_core.workspace_shapes(query, layer.key, table)
         workspace, out = make_workspace(shapes, ops.empty, ops.zeros), ops.empty(query.shape, BFLOAT16)
         arguments = (query, layer.key, layer.value, out, *batch, table, HEAD_DIM**-0.5)
@@ -126,7 +127,7 @@ def make_launch(ops: Any, sequences: int, context: int) -> Callable[[LayerCache,
     return launch
 
 
-def mapped_policy(ops: Any, sequences: int, context: int, layers: int) -> VirtualPolicy:
+def mapped_policy(ops: Ops, sequences: int, context: int, layers: int) -> VirtualPolicy:
     """A policy with a virtual cache that holds `sequences` sequences of `context` tokens of noise."""
     shape = CacheShape(layers, context, KV_HEADS, HEAD_DIM, BFLOAT16)
     cache = VirtualKVCache(CudaPages(), shape, sequences, context, num_pairs=1 << 20)
@@ -139,7 +140,7 @@ def mapped_policy(ops: Any, sequences: int, context: int, layers: int) -> Virtua
     return policy
 
 
-def random_halves(ops: Any, *shape: int) -> tuple[Any, Any]:
+def random_halves(ops: Ops, *shape: int) -> tuple[Any, Any]:
     """Random keys and values of this shape in ordinary memory."""
     halves = tuple(ops.empty(shape, BFLOAT16) for _ in range(2))
     for half in halves:
@@ -147,12 +148,12 @@ def random_halves(ops: Any, *shape: int) -> tuple[Any, Any]:
     return halves
 
 
-def layers_of(keys: Any, values: Any) -> list[LayerCache]:
+def layers_of(keys: Array, values: Array) -> list[LayerCache]:
     """A LayerCache for each layer of keys and values [sequences, context, layers, kv_heads, head_dim]."""
     return [LayerCache(layer_of(keys, i), layer_of(values, i)) for i in range(keys.shape[2])]
 
 
-def noise_of(ops: Any) -> Any:
+def noise_of(ops: Ops) -> Any:
     """32 MB of noise on the device."""
     return ops.array(np.random.default_rng(0).standard_normal(1 << 24, np.float32).astype(BFLOAT16))
 

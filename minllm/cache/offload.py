@@ -27,6 +27,7 @@ from minllm.cache.block_pool import blocks_needed
 from minllm.cache.policy import CachePolicy
 from minllm.errors import CacheError, InvalidOptionError, OutOfMemoryError
 from minllm.kernels.kv.copy_blocks import rows_of_words
+from minllm.runtime.array_protocol import Array
 
 CHUNK_BYTES = 32 << 20  # size of a buffer and of a chunk of host memory; copying a chunk takes longer than its launches
 BUFFERS = 2
@@ -36,7 +37,7 @@ BUFFERS = 2
 class Buffer:
     """A chunk's memory on the device, between the cache and the host."""
 
-    memory: Any  # uint8 [chunk_bytes]
+    memory: Array  # uint8 [chunk_bytes]
     free: Any = None  # the event after which the buffer may be written again
     parts: dict[int, list[tuple[Any, Any]]] = field(default_factory=dict)  # number of blocks -> see SwapSpace._parts
 
@@ -187,7 +188,7 @@ class SwapSpace:
             )
         return [self._idle.pop() for _ in range(count)]
 
-    def _upload_pairs(self, sources: Any, destinations: Any) -> Any:
+    def _upload_pairs(self, sources: list[int] | np.ndarray, destinations: list[int] | np.ndarray) -> Any:
         """Pairs of block numbers, int32 [P, 2], on the device, uploaded in the order of the `gathering` stream."""
         place = next((i for i, (_, event) in enumerate(self._host_pairs) if event.is_done), None)
         if place is None:

@@ -15,10 +15,12 @@ compute stream, which does not wait for these streams.
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.kv.copy_blocks import copy_blocks_of_layers
 from minllm.runtime.array import DeviceArray, address_of
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import check_driver, core_device, current_device
 from minllm.runtime.memory import DeviceMemory, pinned_empty
 
@@ -40,7 +42,7 @@ class CudaTransfers:
         """Host memory for transfers, uint8."""
         return pinned_empty((nbytes,), np.uint8) if self.pinned else np.empty(nbytes, np.uint8)
 
-    def device(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+    def device(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """A device array."""
         return self.memory.empty(shape, dtype)
 
@@ -98,7 +100,7 @@ class HostTransfers:
         """Host memory."""
         return np.empty(nbytes, np.uint8)
 
-    def device(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def device(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An array."""
         return np.empty(shape, dtype)
 
@@ -122,7 +124,7 @@ class HostTransfers:
         to[:, pairs[:, 1]] = source[:, pairs[:, 0]]
 
 
-def same_size(host: Any, array: Any) -> int:
+def same_size(host: Array, array: Array) -> int:
     """The size of both, in bytes. Raises KernelArgumentError if the sizes differ."""
     if host.nbytes != array.nbytes:
         raise KernelArgumentError(f"{host.nbytes} bytes of host memory and {array.nbytes} of a device array cannot be copied")

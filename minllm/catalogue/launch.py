@@ -204,7 +204,7 @@ def beside(launcher: Callable[..., Any], *results: str, **constants: Any) -> dic
     )
 
 
-def both(run: Callable[..., Any], launcher: Any, reference: Any, *changed: str, out: tuple[str, ...] = ()) -> dict[str, Callable[..., Any]]:
+def both(run: Callable, launcher: Callable, reference: Callable, *changed: str, out: tuple[str, ...] = ()) -> dict[str, Callable]:
     """`call` and `reference` of a Launch by one function that calls either of them.
 
     run(function, arrays, *out, **stream); arrays: a namespace; changed: those that both change in place; out: those that the launcher is

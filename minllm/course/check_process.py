@@ -11,7 +11,6 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -87,7 +86,7 @@ def judged(report: Path, path: Path, exercise: Exercise) -> CheckedFile:
     return checked
 
 
-def first_doubt(reported: Any, right: list[Note]) -> str | None:
+def first_doubt(reported: object, right: list[Note]) -> str | None:
     """The name of the first result that is missing or wrong in `reported`, [(name, plain value)]; None if all are right."""
     reported = reported if isinstance(reported, list) else []
     for number, one in enumerate(right):

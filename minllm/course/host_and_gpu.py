@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from minllm.bench.serving.virtual_clock import VirtualClock
+from minllm.engine.running.runner import Runner
+from minllm.engine.scheduling.scheduler import Scheduler
+from minllm.engine.scheduling.step import Step
 from minllm.figures.timeline import Span
 
 HOST, GPU = "host", "GPU"
@@ -82,7 +85,7 @@ class StepTimes:
 class TimedScheduler:
     """A scheduler that spends the host's time on planning steps and on taking tokens."""
 
-    def __init__(self, scheduler: Any, machine: HostAndGpu, times: StepTimes):
+    def __init__(self, scheduler: Scheduler, machine: HostAndGpu, times: StepTimes):
         self._scheduler, self._machine, self._times = scheduler, machine, times
 
     def schedule(self) -> Any:
@@ -104,11 +107,11 @@ class TimedScheduler:
 class TimedRunner:
     """A runner that spends the time of steps on the simulated GPU. steps_ahead: as for a machine."""
 
-    def __init__(self, runner: Any, machine: HostAndGpu, times: StepTimes, steps_ahead: int):
+    def __init__(self, runner: Runner, machine: HostAndGpu, times: StepTimes, steps_ahead: int):
         self._runner, self._machine, self._times, self.steps_ahead = runner, machine, times, steps_ahead
         self._count = 0
 
-    def execute(self, step: Any) -> list["TimedResult"]:
+    def execute(self, step: Step) -> list["TimedResult"]:
         """The same as in ModelRunner, and the time of upload, replay and the GPU."""
         results = self._runner.execute(step)
         if step.entered or step.grown:

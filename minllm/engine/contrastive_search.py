@@ -25,6 +25,7 @@ from minllm.engine.running.batch_arrays import NewTokens, build_batch, chunks, t
 from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import final_logits, hidden_states
+from minllm.ops.protocol import Ops
 
 MAX_TOP_K = 64  # every candidate is a fork with a cache block of its own
 
@@ -70,7 +71,7 @@ class Fork:
 class ContrastiveSearch:
     """Continues texts with a model and some blocks of its cache, which it frees afterwards."""
 
-    ops: Any
+    ops: Ops
     model: Any
     cache: KVCache
     policy: CachePolicy

@@ -192,7 +192,7 @@ class DryRunReader(WeightReader):
         part = self.split.vocabulary
         return SplitEmbedding(self.ops.empty((part.size, *stored.shape[1:]), self.ops.dtype), part)
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: object) -> Any:
         """The value with an array for every leaf; attention computes the rank's heads."""
         if self.split is not None and isinstance(value, AttentionConfig):
             value = attention_of_rank(value, self.split.ranks)

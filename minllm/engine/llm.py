@@ -278,7 +278,7 @@ class LLM(NotCopied):
             raise InvalidRequestError(f"{len(token_ids)} tokens are more than max_model_len={self.max_model_len}: give fewer.")
         return token_ids
 
-    def _run(self, requests: list[list[Sequence]], output_of: Callable[[list[Any]], Any], use_tqdm: Any = False) -> list[Any]:
+    def _run(self, requests: list[list[Sequence]], output_of: Callable[[list[Any]], Any], use_tqdm: object = False) -> list[Any]:
         """Run checked requests until they end; returns the output of each. If some failed, raises as generate() does."""
         core = self.llm_engine.core
         with request_bar(use_tqdm, len(requests)) as show:
@@ -296,7 +296,9 @@ class LLM(NotCopied):
         with beams[0].at_fault():
             return beams[0].search.output(self.tokenizer)
 
-    def _requests(self, prompts: Any, params: Any = None, cache_salt: Any = None, kind: type = SamplingParams) -> list[list[Sequence]]:
+    def _requests(
+        self, prompts: object, params: object = None, cache_salt: object = None, kind: type = SamplingParams
+    ) -> list[list[Sequence]]:  # fmt: skip
         """The sequences of each prompt, after checking a call's prompts, parameters and salts. Nothing is reserved yet."""
         self.engine  # noqa: B018 - raises if this LLM was closed
         parsed = self.llm_engine.parse(prompts, self._listed(params))
@@ -305,7 +307,7 @@ class LLM(NotCopied):
         make = make_beams if kind is BeamSearchParams else make_sequences
         return self.llm_engine.make_requests(list(zip(parsed, params, salts, strict=True)), make=make)
 
-    def _chat_tokens(self, messages: Any, options: ChatOptions, params: Any) -> list[TokensPrompt]:
+    def _chat_tokens(self, messages: Any, options: ChatOptions, params: object) -> list[TokensPrompt]:
         """The prompt of each conversation."""
         longest = self.llm_engine.longest_prompt(self._listed(params))
         conversations = [messages] if is_one_conversation(messages) else messages
@@ -315,12 +317,12 @@ class LLM(NotCopied):
                 prompts.append(chat_prompt(conversation, options, self.tokenizer, longest))
         return prompts
 
-    def _listed(self, params: Any) -> list[Any]:
+    def _listed(self, params: object) -> list[Any]:
         """The parameters that a call was given, in a list."""
         given = self._default_params if params is None else params
         return list(given) if isinstance(given, list | tuple) else [given]
 
-    def _params_for(self, count: int, given: Any, kind: type) -> list[Any]:
+    def _params_for(self, count: int, given: object, kind: type) -> list[Any]:
         """The parameters of each request, of the class `kind`."""
         if given is None and kind is SamplingParams:
             given = self._default_params

@@ -37,7 +37,7 @@ class LLMEngine(NotCopied):
         self._lock = threading.Lock()
 
     def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
+        self, request_id: str, prompt: object, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
         cache_salt: str | None = None, arrival_time: float | None = None,
     ) -> None:  # fmt: skip
         """Queue a request. Raises InvalidRequestError or OutOfMemoryError, and then nothing has changed.
@@ -57,7 +57,7 @@ class LLMEngine(NotCopied):
             self._requests[request_id] = sequences
 
     def prepare(
-        self, request_id: str, prompt: Any, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
+        self, request_id: str, prompt: object, params: SamplingParams | None = None, *, priority: int = 0, deadline: float | None = None,
         cache_salt: str | None = None, arrival_time: float | None = None,
     ) -> list[Sequence]:  # fmt: skip
         """The sequences of a request, checked and not queued; another thread may be in `step`. The arguments are those of add_request."""
@@ -111,7 +111,7 @@ class LLMEngine(NotCopied):
         """The engine's current load, and its counts since it was made."""
         return engine_stats(self.core.scheduler, self.core.num_steps, **self.engine.runner.graph_counts())
 
-    def parse(self, prompts: Any, params: list[Any]) -> list[PromptTokens]:
+    def parse(self, prompts: object, params: list[Any]) -> list[PromptTokens]:
         """The tokens of one prompt or of each of several, for requests with these parameters. Raises InvalidRequestError."""
         engine, tokenizer = self.engine, self.engine.tokenizer
         vocab_size = engine.model.config.vocab_size

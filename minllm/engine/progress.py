@@ -3,14 +3,13 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from minllm.errors import InvalidOptionError, InvalidRequestError, shown
 
 Progress = Callable[[str, int, int], None]  # (task, amount done, total amount)
 
 
-def check_progress(progress: Any) -> None:
+def check_progress(progress: object) -> None:
     """Raises InvalidOptionError unless `progress` is None, a bool or a function."""
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         raise InvalidOptionError(f"progress={progress!r} is not allowed: it is True, False, or a function of (task, done, total).")
@@ -44,7 +43,7 @@ def progress_bars(progress: bool | Progress) -> Iterator[Progress | None]:
 
 
 @contextmanager
-def request_bar(use_tqdm: Any, total: int) -> Iterator[Callable[[int], None] | None]:
+def request_bar(use_tqdm: object, total: int) -> Iterator[Callable[[int], None] | None]:
     """A function to call with the number of requests that have ended, for generate()'s use_tqdm; None if nobody looks.
 
     True draws a bar for several requests if standard error is a terminal, and erases it at the end. A function is called as tqdm is, with

@@ -51,7 +51,7 @@ class Turn:
         self._begin()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.depth -= 1
         self._lock.release()
 
@@ -113,7 +113,7 @@ def in_turn(method: Callable) -> Callable:
 class NotCopied:
     """An object with an engine, which copy.copy, copy.deepcopy and pickle refuse."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise EngineBusyError(
             f"A {type(self).__name__} cannot be copied or pickled, because both would use the same threads and memory: share it, or make "
             "another one with the same options."

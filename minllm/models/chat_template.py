@@ -103,7 +103,7 @@ class ChatTemplate:
         return text[:end] if text.startswith(FINAL_MARK, end) else text[:end].rstrip()
 
 
-def _check_flags(add_generation_prompt: Any, continue_final_message: Any) -> None:
+def _check_flags(add_generation_prompt: object, continue_final_message: object) -> None:
     for name, value in (("add_generation_prompt", add_generation_prompt), ("continue_final_message", continue_final_message)):
         if not isinstance(value, bool):
             raise InvalidRequestError(f"{name}={shown(value)} is not allowed: it is True or False.")
@@ -113,7 +113,7 @@ def _check_flags(add_generation_prompt: Any, continue_final_message: Any) -> Non
         )
 
 
-def _checked_names(template_kwargs: Any) -> dict[str, Any]:
+def _checked_names(template_kwargs: object) -> dict[str, Any]:
     """A copy of chat_template_kwargs.
 
     Raises InvalidRequestError unless it is a dictionary without reserved names.

@@ -7,7 +7,8 @@ import numpy as np
 from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.finite import all_finite
 from minllm.models.json_files import read_json
-from minllm.models.safetensors_file import NUMPY_DTYPES, TAKE_ANOTHER, SafetensorsFile, TensorEntry
+from minllm.models.safetensors_file import NUMPY_DTYPES, TAKE_ANOTHER, SafetensorsFile
+from minllm.weights.stored import TensorEntry
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -83,6 +83,6 @@ def refuse_unknown_options(fields: Fields, known: frozenset[str]) -> None:
             )
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -28,13 +28,13 @@ class Opaque(str):
     """Stands for an object that a template cannot read: its type's name."""
 
 
-def is_one_conversation(messages: Any) -> bool:
+def is_one_conversation(messages: object) -> bool:
     """Whether this is one conversation rather than a list of conversations."""
     return not (isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages))
 
 
 @Contained()
-def plain_data(value: Any) -> Any:
+def plain_data(value: object) -> Any:
     """A copy that holds only JSON's types, so that a template reaches no method of a caller's objects.
 
     Dataclasses and pydantic models become dictionaries, NumPy's numbers Python's, and any other object a text that names its type. Raises
@@ -68,14 +68,14 @@ def plain_data(value: Any) -> Any:
         raise InvalidRequestError("A conversation holds a value that contains itself, or is nested hundreds of levels deep.") from None
 
 
-def checked_messages(messages: Any) -> list[Message]:
+def checked_messages(messages: object) -> list[Message]:
     """Copies of a conversation's messages, as a template reads them. Raises InvalidRequestError if they have another form."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequestError(f"A conversation is a list of at least one message, like {EXAMPLE}.")
     return [_checked_message(message) for message in messages]
 
 
-def _checked_message(given: Any) -> Message:
+def _checked_message(given: object) -> Message:
     message = plain_data(given)
     is_message = isinstance(message, dict) and _is_text(message.get("role"))
     if not is_message or not ("content" in message or any(message.get(key) for key in ("tool_calls", *REASONING))):
@@ -91,7 +91,7 @@ def _checked_message(given: Any) -> Message:
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and not isinstance(value, Opaque)
 
 
@@ -150,7 +150,7 @@ def with_mark(messages: Sequence[Message], mark: str) -> list[Message]:
     raise InvalidRequestError("continue_final_message=True is not allowed: the final message has no text to continue.")
 
 
-def checked_tools(tools: Any) -> list[dict[str, Any]] | None:
+def checked_tools(tools: object) -> list[dict[str, Any]] | None:
     """Copies of the descriptions of tools, dictionaries in OpenAI's format; None if there are none."""
     if tools is None:
         return None

@@ -5,7 +5,6 @@ Keys that change the generated text and have no counterpart in a request are col
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from minllm.errors import shown
 from minllm.models.json_files import Fields, read_json
@@ -93,7 +92,7 @@ def read_generation_config(directory: Path | str) -> GenerationConfig:
     )
 
 
-def _is_not_followed(key: str, value: Any) -> bool:
+def _is_not_followed(key: str, value: object) -> bool:
     if key in FOLLOWED or key in HARMLESS or value is None:
         return False
     if key in TOKEN_KEYS:
@@ -128,5 +127,5 @@ def _sequence_biases(fields: Fields) -> list[tuple[tuple[int, ...], float]]:
     return [(tuple(ids), float(bias)) for ids, bias in pairs]
 
 
-def _are_token_ids(ids: Any) -> bool:
+def _are_token_ids(ids: object) -> bool:
     return isinstance(ids, list) and bool(ids) and all(type(token_id) is int and token_id >= 0 for token_id in ids)

@@ -6,7 +6,7 @@ tokenizer's decoder (decoder_steps.py) make text of them as soon as no later tok
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minllm.errors import Contained
@@ -38,7 +38,7 @@ class IncrementalDecoder:
             chain.follow(self._names(reversed(before)))
         return chain
 
-    def _names(self, token_ids: Any) -> list[str]:
+    def _names(self, token_ids: Iterable[int]) -> list[str]:
         """The names of tokens; ids without one, such as padding rows of the embedding, are left out."""
         names = (self._name(token_id) for token_id in token_ids if token_id not in self._skipped)
         return [name for name in names if name is not None]

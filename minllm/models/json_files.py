@@ -59,7 +59,7 @@ class Fields:
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def _get(self, key: str, default: Any, allowed: str) -> Any:
+    def _get(self, key: str, default: object, allowed: str) -> Any:
         value = self.values.get(key)
         if value is not None:
             return value
@@ -67,11 +67,11 @@ class Fields:
             raise CheckpointError(f"{self.source} lacks {key!r}, which must be {allowed}.")
         return default
 
-    def wrong(self, key: str, value: Any, allowed: str) -> CheckpointError:
+    def wrong(self, key: str, value: object, allowed: str) -> CheckpointError:
         """The error for a value of another type."""
         return CheckpointError(f"{self.source} says {key} = {value!r}, and it must be {allowed}.")
 
-    def integer(self, key: str, default: Any = REQUIRED, minimum: int = 1) -> int:
+    def integer(self, key: str, default: object = REQUIRED, minimum: int = 1) -> int:
         """A whole number of at least `minimum` and at most the key's limit in LARGEST_VALUES."""
         maximum = LARGEST_VALUES.get(key, 2**31 - 1)
         allowed = f"a whole number from {minimum} to {maximum}" if key in LARGEST_VALUES else f"a whole number of at least {minimum}"
@@ -82,7 +82,7 @@ class Fields:
             raise self.wrong(key, value, allowed)
         return value
 
-    def number(self, key: str, default: Any = REQUIRED, above: float = -math.inf, allowed: str = "a finite number") -> float:
+    def number(self, key: str, default: object = REQUIRED, above: float = -math.inf, allowed: str = "a finite number") -> float:
         """A finite number greater than `above`."""
         value = self._get(key, default, allowed)
         if value is default and default is not REQUIRED:
@@ -91,18 +91,18 @@ class Fields:
             raise self.wrong(key, value, allowed)
         return float(value)
 
-    def positive(self, key: str, default: Any = REQUIRED) -> float:
+    def positive(self, key: str, default: object = REQUIRED) -> float:
         """A finite number above zero."""
         return self.number(key, default, above=0.0, allowed="a number above zero")
 
-    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+    def flag(self, key: str, default: object = REQUIRED) -> bool:
         """A boolean."""
         value = self._get(key, default, "true or false")
         if not isinstance(value, bool):
             raise self.wrong(key, value, "true or false")
         return value
 
-    def text(self, key: str, default: Any = REQUIRED) -> str:
+    def text(self, key: str, default: object = REQUIRED) -> str:
         """A string."""
         value = self._get(key, default, "a string")
         if not isinstance(value, str):

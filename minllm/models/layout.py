@@ -106,7 +106,7 @@ class Layout:
         return total
 
 
-def leaves(value: Any) -> Iterator[StoredTensor | StoredLinear]:
+def leaves(value: object) -> Iterator[StoredTensor | StoredLinear]:
     """All StoredTensors and StoredLinears of a layout, in the order of loading."""
     if isinstance(value, StoredTensor | StoredLinear):
         yield value

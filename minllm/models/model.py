@@ -12,9 +12,10 @@ from minllm.models.config_reader import read_model_config
 from minllm.models.layout import Layer, ModelWeights
 from minllm.models.rope import RopeConfig, inverse_frequencies
 from minllm.models.tied_head import untied_if_stored
-from minllm.models.weights import Progress, StoredWeights, WeightReader, load_weights
+from minllm.models.weights import Progress, WeightReader, load_weights
 from minllm.ops.protocol import Array, Ops
 from minllm.weights.format import WeightFormat
+from minllm.weights.stored import StoredWeights
 
 
 class RopeTables(NamedTuple):

@@ -34,7 +34,7 @@ class ChatTemplates:
         """The names, sorted."""
         return sorted(self.sources)
 
-    def choose(self, given: Any, tools: Any) -> ChatTemplate:
+    def choose(self, given: object, tools: object) -> ChatTemplate:
         """The template for a request.
 
         given: what the request gives: None, the name of a template, or Jinja source. tools: None if the request has none. Raises
@@ -55,7 +55,7 @@ class ChatTemplates:
             )
         return self._from_source(given)
 
-    def _usual_name(self, tools: Any) -> str:
+    def _usual_name(self, tools: object) -> str:
         if tools is not None and WITH_TOOLS in self.sources:
             return WITH_TOOLS
         if DEFAULT in self.sources:

@@ -14,8 +14,8 @@ import numpy as np
 
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
-from minllm.models.safetensors_file import TensorEntry
 from minllm.runtime.host_threads import host_threads
+from minllm.weights.stored import TensorEntry
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 STANDARD_DEVIATION = 0.02  # of the initial values of Llama's matrices

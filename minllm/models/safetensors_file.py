@@ -7,7 +7,6 @@ input, so nothing in the header is used before it has been checked against the s
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from minllm.errors import CheckpointError, UnsupportedModelError
 from minllm.models.json_files import refuse_special_file
+from minllm.weights.stored import TensorEntry
 
 LARGEST_HEADER = 100_000_000  # bytes; the limit of the format's own library
 ITEM_BITS = {
@@ -32,16 +32,6 @@ CODE_DTYPES = {  # dtypes of codes and zero points of quantised weights
     **{"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)},
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """One tensor of a header; `begin` and `end` are byte offsets from the start of the data."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
 
 
 class SafetensorsFile:
@@ -122,7 +112,7 @@ def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
+def _parse_entry(path: Path, name: str, value: object) -> TensorEntry:
     """One header entry. Raises CheckpointError if its number of bytes does not match its dtype and shape."""
 
     def wrong(what: str) -> CheckpointError:
@@ -143,7 +133,7 @@ def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
     return TensorEntry(dtype, tuple(shape), offsets[0], offsets[1])
 
 
-def _are_counts(values: Any) -> TypeGuard[list[int]]:
+def _are_counts(values: object) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
 
 

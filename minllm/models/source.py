@@ -15,8 +15,8 @@ from minllm.models.gguf.gguf_model import GgufModel
 from minllm.models.json_files import read_json
 from minllm.models.quantized.stored_format import stored_format
 from minllm.models.tokenizer import Tokenizer
-from minllm.models.weights import StoredWeights
 from minllm.weights.format import WeightFormat
+from minllm.weights.stored import StoredWeights
 
 BUNDLED = {"model": "bundled", "draft": "draft"}  # folders of data/models
 

@@ -122,7 +122,7 @@ def _popped_names(values: dict[str, Any]) -> dict[str, Any]:
     return values.pop(EXTRA) if isinstance(values.get(EXTRA), dict) else {}
 
 
-def is_token(value: Any) -> bool:
+def is_token(value: object) -> bool:
     """Whether a key that ends in _token, and has no role, names a token: transformers ignores plain objects and numbers there."""
     return isinstance(value, str | AddedToken) or (isinstance(value, dict) and value.get("__type") == "AddedToken")
 
@@ -145,13 +145,13 @@ def _by_id(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return entries
 
 
-def _tokens(values: Any, special: bool = False) -> list[Any]:
+def _tokens(values: object, special: bool = False) -> list[Any]:
     if values is not None and not isinstance(values, list):
         raise CheckpointError(f"{EXTRA} must be a list of tokens, or an object from names to tokens, and is {shown(values)}.")
     return [token for value in values or () if (token := _token(value, special)) is not None]
 
 
-def _token(value: Any, special: bool = False) -> Any:
+def _token(value: object, special: bool = False) -> Any:
     """A token as a text or an AddedToken; None for null and for an empty text. special: what objects without a "__type" are."""
     if isinstance(value, dict):
         return _added_token(value | {"special": True} if special and "__type" not in value else value)

@@ -29,12 +29,12 @@ def template_environment() -> BoundedEnvironment:
 class _PublicNamespace(Namespace):
     """A namespace without names that begin with an underscore, as in transformers: Python may call those outside the sandbox."""
 
-    def __init__(self, /, *pairs: Any, **values: Any):
+    def __init__(self, /, *pairs: Any, **values: object):
         super().__init__()
         for name, value in dict(*pairs, **values).items():
             self[name] = value
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"a namespace may not hold {name!r}: names that begin with an underscore are Python's")
         super().__setitem__(name, value)
@@ -50,7 +50,7 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     budget, pieces = current(), []
     for piece in encoder.iterencode(value):

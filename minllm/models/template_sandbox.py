@@ -10,7 +10,7 @@ else. This needs no signal and no second process, and works on every platform an
 import functools
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import GeneratorType
@@ -56,7 +56,7 @@ class Budget:
         if time.thread_time() > self.end:
             raise BudgetError(f"it was still running after {SECONDS:g} seconds")
 
-    def weigh(self, *values: Any) -> None:
+    def weigh(self, *values: object) -> None:
         """Charge the characters and items of values, nested ones included.
 
         Raises BudgetError if there are too many.
@@ -107,7 +107,7 @@ def check_size(size: int, largest: int = LARGEST_VALUE) -> None:
         raise BudgetError(f"it makes a value of more than {largest:,} characters and items")
 
 
-def size_of(value: Any) -> int:
+def size_of(value: object) -> int:
     """The factor by which a value can lengthen a result: the length of a text, the magnitude of an integer."""
     if isinstance(value, bool) or not isinstance(value, int | str | bytes | list | tuple):
         return 1
@@ -145,7 +145,7 @@ def check_method(name: str, text: Any, values: list[Any]) -> None:
         check_product([text, *values])
 
 
-def check_operator(operator: str, left: Any, right: Any) -> None:
+def check_operator(operator: str, left: object, right: object) -> None:
     """Bound the size of the result of `left operator right` before it is computed."""
     long = str | bytes | list | tuple
     if operator == "%" and isinstance(left, str):
@@ -160,7 +160,7 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
             raise BudgetError(f"it computes with numbers of more than {LARGEST_INTEGER} bits")
 
 
-def bounded_filter(name: str, function: Any) -> Any:
+def bounded_filter(name: str, function: Callable) -> Any:
     """A filter that checks its arguments before it runs, and charges them and its result to the budget."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0  # Jinja passes its context before the value
 
@@ -230,7 +230,7 @@ def _steps(context: Any, values: Iterable[Any], text_chars: int) -> Iterator[Any
 
 
 @pass_context
-def _value(context: Any, value: Any) -> Any:
+def _value(context: Any, value: object) -> Any:
     current().weigh(value)
     return value
 
@@ -254,7 +254,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= dict(budget_steps=_steps, budget_value=_value, budget_concat=_concat)
         del self.globals["lipsum"]
 
-    def add_filter(self, name: str, function: Any) -> None:
+    def add_filter(self, name: str, function: Callable) -> None:
         """Add a filter, or replace one."""
         self.filters[name] = bounded_filter(name, function)
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
-from minllm.models.weights import StoredWeights, is_prefixed
+from minllm.models.weights import is_prefixed
+from minllm.weights.stored import StoredWeights
 
 HEAD = "lm_head.weight"
 PIECE_BYTES = 1 << 20

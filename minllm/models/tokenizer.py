@@ -201,7 +201,7 @@ class Tokenizer:
         return ids[:first], ids[last:]
 
 
-def _token_text(value: Any) -> str | None:
+def _token_text(value: object) -> str | None:
     """The text of a special token, which the file gives as a string or as an object with "content"."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) and content else None

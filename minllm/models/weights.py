@@ -8,8 +8,7 @@ host memory never holds more than one.
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +16,13 @@ from minllm.errors import CheckpointError
 from minllm.models.config import ModelConfig
 from minllm.models.finite import all_finite
 from minllm.models.layout import Layout, ModelWeights, layout_of, leaves
-from minllm.models.safetensors_file import NUMPY_DTYPES, TensorEntry
+from minllm.models.safetensors_file import NUMPY_DTYPES
 from minllm.ops.protocol import Array, Ops
 from minllm.weights.format import WeightFormat, check_scales
 from minllm.weights.formats import plain_format
 from minllm.weights.linear import Linear
 from minllm.weights.shard import Shard
-from minllm.weights.stored import Projection, StoredLinear, StoredTensor
+from minllm.weights.stored import Projection, StoredLinear, StoredTensor, StoredWeights
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in total)
 
@@ -32,40 +31,6 @@ RECOMPUTED = re.compile(r"(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 
 
 _NOT_READ: Any = None  # in place of a Linear that is read by itself
-
-
-class StoredWeights(Protocol):
-    """The tensors of a model by Hugging Face's names, from a directory, a GGUF file, or drawn at random."""
-
-    @property
-    def directory(self) -> Path | str:
-        """The source of the tensors, for error messages."""
-
-    @property
-    def described_by(self) -> str:
-        """The file that gives the tensors' number and shapes, for error messages."""
-
-    @property
-    def allow_nonfinite_weights(self) -> bool:
-        """Whether `tensor` returns NaN and infinity."""
-
-    def __contains__(self, name: str) -> bool:
-        """Whether there is a tensor of this name."""
-
-    def names(self) -> list[str]:
-        """The names of all tensors."""
-
-    def stored_name(self, name: str) -> str:
-        """The name of a tensor in the file itself."""
-
-    def entry(self, name: str) -> TensorEntry:
-        """Dtype, shape and bytes of a tensor, known before it is read."""
-
-    def tensor(self, name: str) -> np.ndarray:
-        """The values of a tensor. Raises CheckpointError for NaN or infinity."""
-
-    def dtype(self, quantized: bool = False) -> np.dtype:
-        """The dtype to compute in; quantized: tensors of codes are ignored."""
 
 
 def load_weights(
@@ -168,7 +133,7 @@ class WeightReader:
         """The head as a plain Linear on the embedding's array [vocab, hidden]."""
         return Linear(embedding, None, self.plain, self.layout.model.lm_head.shape)
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: object) -> Any:
         """A copy of a layout, or of a part of one, with every leaf loaded."""
         if isinstance(value, StoredTensor):
             return self.tensor(value)

@@ -19,19 +19,20 @@ import numpy as np
 from minllm.models.config import ModelConfig
 from minllm.nano.scheduler import Step
 from minllm.nano.weights import Layer, Weights
+from minllm.runtime.array_protocol import Array
 
 
 @dataclass
 class Batch:
     """The arrays of a step of T tokens of S sequences, int32."""
 
-    token_ids: Any  # [T]
-    positions: Any  # [T]
-    slot_mapping: Any  # [T]: where the token's key and value are written, block * block_size + offset
-    query_start: Any  # [S + 1]: sequence s has the rows query_start[s] to query_start[s + 1]
-    context_lens: Any  # [S]: its keys, those of this step included
-    block_tables: Any  # [S, most blocks]
-    last_rows: Any  # [R]: the rows from which a token is sampled
+    token_ids: Array  # [T]
+    positions: Array  # [T]
+    slot_mapping: Array  # [T]: where the token's key and value are written, block * block_size + offset
+    query_start: Array  # [S + 1]: sequence s has the rows query_start[s] to query_start[s + 1]
+    context_lens: Array  # [S]: its keys, those of this step included
+    block_tables: Array  # [S, most blocks]
+    last_rows: Array  # [R]: the rows from which a token is sampled
 
 
 def make_batch(step: Step, block_size: int) -> Batch:
@@ -62,7 +63,8 @@ def forward(ops: Any, weights: Weights, config: ModelConfig, batch: Batch, cache
     return ops.matmul(ops.embedding(batch.last_rows, normed), weights.head, out_dtype=np.float32)  # an embedding is a choice of rows
 
 
-def attention(ops: Any, layer: Layer, config: ModelConfig, index: int, x: Any, cos_sin: Any, batch: Batch, cache: tuple[Any, Any]) -> Any:
+def attention(ops: Any, layer: Layer, config: ModelConfig, index: int, x: Array, cos_sin: Array, batch: Batch, cache: tuple[Array, Array]
+) -> Any:  # fmt: skip
     """One layer's attention over `x` [T, hidden], its norm applied: [T, hidden]."""
     heads, kv_heads, tokens = config.num_attention_heads, config.num_key_value_heads, x.shape[0]
     query = ops.matmul(x, layer.query, layer.query_bias).reshape(tokens, heads, config.head_dim)
@@ -77,7 +79,7 @@ def attention(ops: Any, layer: Layer, config: ModelConfig, index: int, x: Any, c
     return ops.matmul(mixed.reshape(tokens, heads * config.head_dim), layer.output, layer.output_bias)
 
 
-def norm_heads(ops: Any, x: Any, weight: Any, config: ModelConfig) -> Any:
+def norm_heads(ops: Any, x: Array, weight: Array, config: ModelConfig) -> Any:
     """The RMS norm of each head: x [T, heads, head_dim]."""
     tokens, heads, head_dim = x.shape
     return ops.add_norm(x.reshape(tokens * heads, head_dim), None, weight, config.norm_epsilon).reshape(tokens, heads, head_dim)

@@ -7,6 +7,7 @@ methods and, in float32, give the same tokens.
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.kernels.activation.silu import silu_and_multiply, silu_and_multiply_reference
 from minllm.kernels.attention.common.workspace import make_workspace
@@ -21,6 +22,7 @@ from minllm.kernels.normalization.rms_norm import rms_norm, rms_norm_reference
 from minllm.kernels.rope.ladder.rope import rope
 from minllm.kernels.rope.reference import rope_reference
 from minllm.kernels.sampling.argmax import argmax, argmax_reference, parts_of
+from minllm.runtime.array_protocol import Array
 
 
 class Equations:
@@ -44,7 +46,7 @@ class Equations:
         normed, x[:] = rms_norm_reference(change, weight, epsilon, x)
         return normed
 
-    def matmul(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
+    def matmul(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, out_dtype: DTypeLike | None = None) -> np.ndarray:
         """x @ weight.T + bias."""
         return matmul_reference(x, weight, bias, out_dtype)
 
@@ -72,34 +74,34 @@ class Equations:
 class Kernels:
     """The same on a GPU (`Gpu`), or in the simulator (`Simulated`); each method takes memory for its result and launches one kernel."""
 
-    def embedding(self, rows: Any, table: Any) -> Any:
+    def embedding(self, rows: Array, table: Array) -> Any:
         """table[rows]: [T, hidden]."""
         out = self.empty((rows.shape[0], table.shape[1]), table.dtype)
         embedding(rows, table, out)
         return out
 
-    def add_norm(self, x: Any, change: Any, weight: Any, epsilon: float) -> Any:
+    def add_norm(self, x: Array, change: Array, weight: Array, epsilon: float) -> Any:
         """Add `change` to x, in place, and return the RMS norm of the sum."""
         out = self.empty(x.shape, x.dtype)
         rms_norm(x, weight, out, epsilon) if change is None else rms_norm(change, weight, out, epsilon, residual=x)
         return out
 
-    def matmul(self, x: Any, weight: Any, bias: Any = None, out_dtype: Any = None) -> Any:
+    def matmul(self, x: Array, weight: Array, bias: Array | None = None, out_dtype: DTypeLike | None = None) -> Any:
         """x @ weight.T + bias."""
         out = self.empty((x.shape[0], weight.shape[0]), x.dtype if out_dtype is None else np.dtype(out_dtype))
         matmul_tiled(x, weight, out, bias)
         return out
 
-    def rope(self, x: Any, positions: Any, cos_sin: Any) -> Any:
+    def rope(self, x: Array, positions: Array, cos_sin: Array) -> Any:
         """The heads of x [T, heads, head_dim], rotated by their positions, in place."""
         rope(x, positions, cos_sin, x)
         return x
 
-    def append(self, *arrays: Any) -> None:
+    def append(self, *arrays: Array) -> None:
         """Write keys and values into their slots: key, value, key_cache, value_cache, slot_mapping."""
         append(*arrays)
 
-    def attention(self, query: Any, key_cache: Any, value_cache: Any, *batch: Any) -> Any:
+    def attention(self, query: Array, key_cache: Array, value_cache: Array, *batch: Array) -> Any:
         """query [T, heads, head_dim] over the cache, by FlashAttention-1; batch: query_start and so on, as in attention_reference."""
         out = self.empty(query.shape, query.dtype)
         shapes = flash_attention_1.workspace_shapes(query, key_cache, block_tables=batch[2])
@@ -107,13 +109,13 @@ class Kernels:
         flash_attention_1.attention(query, key_cache, value_cache, out, *batch, workspace=scratch)
         return out
 
-    def silu_and_multiply(self, gate_up: Any) -> Any:
+    def silu_and_multiply(self, gate_up: Array) -> Any:
         """silu(gate) * up: [T, intermediate]."""
         out = self.empty((gate_up.shape[0], gate_up.shape[1] // 2), gate_up.dtype)
         silu_and_multiply(gate_up, out)
         return out
 
-    def argmax(self, logits: Any) -> np.ndarray:
+    def argmax(self, logits: Array) -> np.ndarray:
         """The likeliest token of each row, on the host; negative if there is none."""
         rows, vocab = logits.shape
         best = [self.empty((rows, parts_of(vocab)), np.dtype(dtype)) for dtype in (np.float32, np.int32)]
@@ -138,6 +140,6 @@ class Gpu(Kernels):
         memory = device_memory()
         self.array, self.empty, self.zeros = memory.array, memory.empty, memory.zeros
 
-    def to_host(self, array: Any) -> np.ndarray:
+    def to_host(self, array: Array) -> np.ndarray:
         """A copy on the host, once all launches before it are done."""
         return array.copy_to_host()

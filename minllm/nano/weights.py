@@ -11,6 +11,7 @@ from minllm.models.config import ModelConfig
 from minllm.models.layout import layout_of
 from minllm.models.rope import inverse_frequencies
 from minllm.models.weights import StoredWeights, check_tensors, is_prefixed
+from minllm.runtime.array_protocol import Array
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -19,31 +20,31 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 class Layer:
     """One layer. A matrix is [outputs, inputs], as Hugging Face stores it."""
 
-    attention_norm: Any  # [hidden]
-    query: Any  # [heads * head_dim, hidden]
-    query_bias: Any  # [heads * head_dim], or None; the other biases likewise
-    key: Any  # [kv_heads * head_dim, hidden]
-    key_bias: Any
-    value: Any
-    value_bias: Any
-    query_norm: Any  # [head_dim], or None
-    key_norm: Any
-    output: Any  # [hidden, heads * head_dim]
-    output_bias: Any
-    mlp_norm: Any  # [hidden]
-    gate_up: Any  # [2 * intermediate, hidden]: the gate first
-    down: Any  # [hidden, intermediate]
+    attention_norm: Array  # [hidden]
+    query: Array  # [heads * head_dim, hidden]
+    query_bias: Array | None  # [heads * head_dim], or None; the other biases likewise
+    key: Array  # [kv_heads * head_dim, hidden]
+    key_bias: Array | None
+    value: Array
+    value_bias: Array | None
+    query_norm: Array | None  # [head_dim], or None
+    key_norm: Array | None
+    output: Array  # [hidden, heads * head_dim]
+    output_bias: Array | None
+    mlp_norm: Array  # [hidden]
+    gate_up: Array  # [2 * intermediate, hidden]: the gate first
+    down: Array  # [hidden, intermediate]
 
 
 @dataclass
 class Weights:
     """A model's arrays, on the device of its operations."""
 
-    embedding: Any  # [vocab_size, hidden]
+    embedding: Array  # [vocab_size, hidden]
     layers: list[Layer]
-    norm: Any  # [hidden]
-    head: Any  # [vocab_size, hidden]; the embedding itself if they are tied
-    cos_sin: Any  # float32 [positions, head_dim]
+    norm: Array  # [hidden]
+    head: Array  # [vocab_size, hidden]; the embedding itself if they are tied
+    cos_sin: Array  # float32 [positions, head_dim]
 
 
 def load_weights(ops: Any, config: ModelConfig, checkpoint: StoredWeights, dtype: np.dtype, max_model_len: int) -> Weights:

@@ -1,9 +1,9 @@
 """Checks that all implementations of Ops share: the dtype of activations, and the activation of a feed-forward."""
 
-from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import KernelArgumentError
 
@@ -13,7 +13,7 @@ GELU_APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}  # activation -> `ap
 GATED_ACTIVATIONS = ("silu", "gelu_tanh")
 
 
-def activation_dtype(dtype: Any, machine: str) -> np.dtype:
+def activation_dtype(dtype: DTypeLike, machine: str) -> np.dtype:
     """The dtype of activations, from a name or a NumPy dtype. Raises KernelArgumentError, naming `machine`, for any other."""
     found = DTYPES.get(dtype) if isinstance(dtype, str) else np.dtype(dtype)
     if found is None or found not in DTYPES.values():

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.kernels.attention.choice import choose, choose_quantized
 from minllm.kernels.attention.common.workspace import make_workspace
@@ -153,7 +154,7 @@ class CudaAttention(CudaBase):
             return ATTENTION_VARIANTS[best]
         return ATTENTION_VARIANTS[name]
 
-    def _counts(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def _counts(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """Counters for kernels, which leave them at zero: made once per shape, and shared by all calls on the stream."""
         if shape not in self.counts:
             self.counts[shape] = self.zeros(shape, dtype)

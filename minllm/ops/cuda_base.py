@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.all_reduce.choice import names as all_reduce_names
@@ -25,7 +26,7 @@ class CudaBase(ComposedOps):
     """Part of CudaOps: arrays, the stream, and the choice of kernels."""
 
     def __init__(
-        self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None, simulated: bool = False,
+        self, dtype: DTypeLike = "bfloat16", kernel_variants: Mapping[str, Any] | None = None, simulated: bool = False,
         allocation: str | None = None, pinned: bool = True,
     ):  # fmt: skip
         """dtype: of weights, activations and KV cache. simulated: run the kernels in the simulator, on NumPy arrays, without a GPU.
@@ -63,11 +64,11 @@ class CudaBase(ComposedOps):
         """A NumPy copy; waits for the kernels launched before."""
         return array.copy() if self.memory is None else array.copy_to_host()
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """An array with unspecified contents."""
         return np.empty(shape, dtype) if self.memory is None else self.memory.empty(shape, dtype)
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """An array of zeros."""
         return np.zeros(shape, dtype) if self.memory is None else self.memory.zeros(shape, dtype)
 
@@ -101,7 +102,7 @@ class CudaBase(ComposedOps):
             return super().encoded(weight_format, parts)
         return weight_format.encode_on(self, self._upload(parts, dtype))
 
-    def _upload(self, parts: Sequence[np.ndarray], dtype: Any = None) -> Any:
+    def _upload(self, parts: Sequence[np.ndarray], dtype: DTypeLike | None = None) -> Any:
         """The parts stacked by rows in one device array of `dtype`, by default the activations'."""
         array, first = self.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype or self.dtype), 0
         for part in parts:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.protocol import Array
@@ -45,6 +46,6 @@ class DryRun(CudaOps):
 class DryRunOps(DryRun):
     """CudaOps of the assumed GPU."""
 
-    def __init__(self, dtype: Any = "bfloat16", kernel_variants: Mapping[str, Any] | None = None):
+    def __init__(self, dtype: DTypeLike = "bfloat16", kernel_variants: Mapping[str, Any] | None = None):
         super().__init__(dtype, kernel_variants, simulated=True)
         self.assume_gpu()

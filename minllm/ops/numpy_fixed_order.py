@@ -6,9 +6,9 @@ operations work on each element by itself, and sampling on each row.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Routing
@@ -27,7 +27,7 @@ class FixedOrderNumpyOps(NumpyOps):
         normalised, residual = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return normalised, residual
 
-    def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
+    def linear(self, x: np.ndarray, linear: Linear, out_dtype: DTypeLike | None = None) -> np.ndarray:
         """x @ weight.T + bias: [T, out], in x's dtype unless `out_dtype` is given."""
         if len(x) <= 1:
             return super().linear(x, linear, out_dtype)

@@ -5,9 +5,9 @@ are rounded to `dtype` too, but kept as float32, because BLAS multiplies float32
 storage is wider. Other formats keep their own arrays.
 """
 
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.kernels.activation.gelu import gelu_reference
 from minllm.kernels.activation.silu import silu_and_multiply_reference
@@ -45,7 +45,7 @@ from minllm.weights.linear import Linear
 class NumpyOps(NumpySpeculation, ComposedOps):
     """Implements `ops.protocol.Ops`; every array is a NumPy array."""
 
-    def __init__(self, dtype: Any = "float32"):
+    def __init__(self, dtype: DTypeLike = "float32"):
         """dtype: of the activations, a name or a NumPy dtype: float32, float16 or bfloat16."""
         self.dtype = activation_dtype(dtype, "NumpyOps")
 
@@ -62,11 +62,11 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         """The array itself."""
         return array
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An array with unspecified contents."""
         return np.empty(shape, dtype)
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An array of zeros."""
         return np.zeros(shape, dtype)
 
@@ -91,7 +91,7 @@ class NumpyOps(NumpySpeculation, ComposedOps):
             return layer_norm_reference(x, norm.weight, norm.bias, norm.epsilon, residual)
         return rms_norm_reference(x, norm.weight, norm.epsilon, residual)
 
-    def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
+    def linear(self, x: np.ndarray, linear: Linear, out_dtype: DTypeLike | None = None) -> np.ndarray:
         """x @ weight.T + bias: [T, out], in x's dtype unless `out_dtype` is given."""
         return linear.format.linear(x, linear.weight, linear.bias, out_dtype)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import KernelArgumentError
 from minllm.weights.linear import Linear
@@ -220,11 +221,11 @@ class ForwardOps(Protocol):
         """A NumPy array with the same contents. Waits until it is computed."""
         ...
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An array with unspecified contents."""
         ...
 
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An array of zeros."""
         ...
 

@@ -6,9 +6,9 @@ The simulator takes microseconds per operation and thread, so GEMMs of large mat
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference
 from minllm.ops.numpy_ops import NumpyOps, expert_stack
@@ -22,7 +22,7 @@ MOST_PRODUCTS = 110_000  # multiply-adds of the largest GEMM to simulate, which 
 class SimulatedStageOps(NumpyOps):
     """Implements `ops.protocol.Ops` on NumPy arrays. launches, seconds: per stage, the launches in the simulator and their time."""
 
-    def __init__(self, dtype: Any, kernels: Mapping[str, OwnKernel]):
+    def __init__(self, dtype: DTypeLike, kernels: Mapping[str, OwnKernel]):
         """kernels: the kernel of each stage. dtype: of the activations."""
         super().__init__(dtype)
         self.kernels = dict(kernels)
@@ -50,7 +50,7 @@ class SimulatedStageOps(NumpyOps):
         self.simulate("rms_norm", x, norm.weight.astype(x.dtype), out, norm.epsilon, stream)
         return out, x if stream is None else stream
 
-    def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
+    def linear(self, x: np.ndarray, linear: Linear, out_dtype: DTypeLike | None = None) -> np.ndarray:
         """x @ weight.T + bias; in the simulator if it is small and a kernel of your own supports the weight's format."""
         stage, weight, bias = linear.format.own_stage, linear.weight, linear.bias
         own, (outputs, inputs) = self.kernels.get(stage or ""), linear.shape

@@ -20,7 +20,7 @@ Source: Ye et al. 2025, "FlashInfer", section 2.2 (states); Liu et al. 2023, "Ri
 
 from dataclasses import replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from minllm.ops.protocol import AttentionConfig, Batch, LayerCache
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.pipeline import PipelineNumpyOps
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
+from minllm.runtime.array_protocol import Array
 
 
 class ContextShare(NamedTuple):
@@ -62,7 +63,7 @@ class ContextParallelNumpy:
         self.context, self.share = context, ContextShare(context.rank, context.world_size, block_size)
 
     def qkv_rope_append(
-        self, qkv: np.ndarray, batch: Batch, layer_cache: LayerCache, attention_config: AttentionConfig, cos_sin: Any = None
+        self, qkv: np.ndarray, batch: Batch, layer_cache: LayerCache, attention_config: AttentionConfig, cos_sin: Array | None = None
     ) -> np.ndarray:
         """Splits qkv, normalises and rotates queries and keys, writes the rank's share; returns queries [T, heads, head_dim]."""
         own = replace(batch, slot_mapping=self.share.slots(batch.slot_mapping))

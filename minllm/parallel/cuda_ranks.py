@@ -9,6 +9,7 @@ import contextlib
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.kernels.sampling.argmax import parts_of
 from minllm.kernels.split_vocabulary.argmax import argmax_of_own, argmax_of_ranks
@@ -22,6 +23,7 @@ from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.pipeline import PipelineStage
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
 from minllm.parallel.tensor_parallel import TensorParallel
+from minllm.runtime.array_protocol import Array
 from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS
 
@@ -31,12 +33,12 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
 
     world: Communicator  # of all ranks; `communicator` has those of this rank's stage
 
-    def __init__(self, dtype: Any, grid: Grid, vocab_size: int, hidden_size: int, **options: Any):
+    def __init__(self, dtype: DTypeLike, grid: Grid, vocab_size: int, hidden_size: int, **options: Any):
         super().__init__(dtype, **options)
         self.grid, self.vocab_size, self.hidden_size = grid, vocab_size, hidden_size
         self.links: list[Any] = []  # this rank's NCCL communicators, for disconnect()
 
-    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None, scale: float = 1.0) -> Any:
+    def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None, scale: float = 1.0) -> Any:
         """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
         if not isinstance(embedding, SplitEmbedding):
             return super().embed(batch, embedding, position_embedding, scale)
@@ -46,7 +48,7 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         self.communicator.all_reduce(out)
         return self.scaled(out, scale)
 
-    def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
+    def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
         """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; else (linear(x), residual)."""
         launcher, shard = self._fused(linear.format.kernels.normed_linear, x, None, linear), linear.shard
         if shard.axis != INPUTS or shard.ranks == 1 or launcher is None:
@@ -56,7 +58,7 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         self.communicator.all_reduce(out)
         return out, None
 
-    def argmax_of_ranks(self, own: Any, part: VocabularyPart, slots: Any) -> Any:
+    def argmax_of_ranks(self, own: Array, part: VocabularyPart, slots: Array) -> Any:
         """The id of each row's largest logit over all ranks: argmax_of_ranks_reference, int32 [R]."""
         rows, count = own.shape[0], parts_of(part.size)
         values, tokens = self.empty((rows, count), np.float32), self.empty((rows, count), np.int32)
@@ -65,13 +67,13 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         argmax_of_ranks(values, tokens, slots, part.size, out, self.stream)
         return out
 
-    def gather_columns(self, own: Any, part: VocabularyPart) -> Any:
+    def gather_columns(self, own: Array, part: VocabularyPart) -> Any:
         """The columns of all ranks side by side, without padding: float32 [R, vocab]."""
         out = self.empty((own.shape[0], part.vocab_size), np.float32)
         join_parts(self._gathered(own), out, self.stream)
         return out
 
-    def to_host(self, array: Any) -> np.ndarray:
+    def to_host(self, array: Array) -> np.ndarray:
         """The contents of an array. Raises DeviceError if a kernel of this rank has given up waiting for a peer."""
         found = super().to_host(array)
         if (fault := self.fault()) is not None:
@@ -104,7 +106,7 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
             return reason
         return super().missing_peer()
 
-    def _gathered(self, array: Any) -> Any:
+    def _gathered(self, array: Array) -> Any:
         """All ranks' arrays, [ranks, ...]."""
         out = self.empty((self.communicator.world_size, *array.shape), array.dtype)
         self.communicator.all_gather(array, out)

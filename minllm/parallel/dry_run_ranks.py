@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from numpy.typing import DTypeLike
+
 from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
 from minllm.kernels.all_reduce.peers import Peers, allocate
 from minllm.models.config import ModelConfig
@@ -32,7 +34,7 @@ class SilentLibrary:
     def __init__(self, split: Split):
         self.rank, self.world_size = split.rank, split.ranks
 
-    def all_reduce(self, *_: Any) -> None:
+    def all_reduce(self, *_: object) -> None:
         """Does nothing, like all operations here."""
 
     all_gather = broadcast = barrier = send = recv = close = all_reduce
@@ -41,7 +43,7 @@ class SilentLibrary:
 class DryRunRankOps(DryRun, TensorParallelCudaOps):
     """TensorParallelCudaOps of a rank on the assumed GPU."""
 
-    def __init__(self, dtype: Any, kernel_variants: Mapping[str, Any] | None, split: Split):
+    def __init__(self, dtype: DTypeLike, kernel_variants: Mapping[str, Any] | None, split: Split):
         grid, config = Grid(split.rank, split.ranks), split.config
         super().__init__(dtype, grid, config.vocab_size, config.hidden_size, kernel_variants=kernel_variants, simulated=True)
         self.assume_gpu()

@@ -20,6 +20,7 @@ import numpy as np
 from minllm.errors import InvalidOptionError, KernelArgumentError
 from minllm.kernels.arguments import is_contiguous
 from minllm.parallel.communicator import CommunicationError, Communicator
+from minllm.runtime.array_protocol import Array
 
 NVLS = "NCCL_NVLS_ENABLE"
 ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES
@@ -58,7 +59,7 @@ class NcclCommunicator:
         host.broadcast(unique_id)
         return cls(host.rank, host.world_size, unique_id.tobytes(), stream, nccl)
 
-    def all_reduce(self, array: Any) -> None:
+    def all_reduce(self, array: Array) -> None:
         """array = the sum of all ranks' arrays, in place: float32, float16 or bfloat16."""
         if array.dtype not in SUMMED:
             raise KernelArgumentError(f"all_reduce was given {array.dtype}; it adds {', '.join(one.name for one in SUMMED)}")
@@ -66,7 +67,7 @@ class NcclCommunicator:
         with self._explained("all-reduce"):
             self._nccl.all_reduce(at, at, array.size, SUMMED[array.dtype], SUM, self._handle, self.stream)
 
-    def all_gather(self, array: Any, out: Any) -> None:
+    def all_gather(self, array: Array, out: Array) -> None:
         """out[r] = rank r's array."""
         if out.shape != (self.world_size, *array.shape) or out.dtype != array.dtype:
             raise KernelArgumentError(
@@ -76,18 +77,18 @@ class NcclCommunicator:
         with self._explained("all-gather"):
             self._nccl.all_gather(self._address(array), self._address(out), array.nbytes, BYTES, self._handle, self.stream)
 
-    def broadcast(self, array: Any, source: int = 0) -> None:
+    def broadcast(self, array: Array, source: int = 0) -> None:
         """array = the array of rank `source`, in place."""
         at = self._address(array)
         with self._explained("broadcast"):
             self._nccl.broadcast(at, at, array.nbytes, BYTES, source, self._handle, self.stream)
 
-    def send(self, array: Any, destination: int) -> None:
+    def send(self, array: Array, destination: int) -> None:
         """Send an array to a rank that calls recv."""
         with self._explained(f"send to rank {destination}"):
             self._nccl.send(self._address(array), array.nbytes, BYTES, destination, self._handle, self.stream)
 
-    def recv(self, array: Any, source: int) -> None:
+    def recv(self, array: Array, source: int) -> None:
         """Overwrite an array with the array that rank `source` sends."""
         with self._explained(f"receive from rank {source}"):
             self._nccl.recv(self._address(array), array.nbytes, BYTES, source, self._handle, self.stream)
@@ -109,7 +110,7 @@ class NcclCommunicator:
             with contextlib.suppress(Exception):  # the ranks are ending; the first error has been reported
                 getattr(self._nccl, function)(handle)
 
-    def _address(self, array: Any) -> int:
+    def _address(self, array: Array) -> int:
         if self._handle is None:
             raise CommunicationError("This communicator is closed.")
         if not is_contiguous(array):

@@ -19,6 +19,7 @@ from minllm.kernels.all_reduce.choice import chosen
 from minllm.kernels.all_reduce.peers import POLLS, Peers, RankLaunch, check_fault
 from minllm.kernels.vector import VECTOR_BYTES
 from minllm.parallel.communicator import Communicator
+from minllm.runtime.array_protocol import Array
 
 STEP_POLLS = 2 * POLLS  # about 20 seconds
 WARM_UP_POLLS = 60 * POLLS  # about ten minutes
@@ -46,7 +47,7 @@ class PeerCommunicator:
         """uint32 [1] on the device: not 0 after a kernel of this rank has given up waiting for a peer."""
         return self.peers.own.fault
 
-    def all_reduce(self, array: Any) -> None:
+    def all_reduce(self, array: Array) -> None:
         """array = the sum of all ranks' arrays, in place: float32, float16 or bfloat16."""
         found = self.launch_of(array)
         if found is None:
@@ -54,7 +55,7 @@ class PeerCommunicator:
         else:
             self._launch(found)
 
-    def launch_of(self, array: Any) -> RankLaunch | None:
+    def launch_of(self, array: Array) -> RankLaunch | None:
         """This rank's launch for a message; None if the library handles the message."""
         name = chosen(self.name, self.world_size, array.nbytes)
         if name is None or array.nbytes % VECTOR_BYTES:

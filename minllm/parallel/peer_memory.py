@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import DeviceError
 from minllm.kernels.all_reduce.peers import Peers, RankMemory, allocate
 from minllm.parallel.communicator import Communicator
+from minllm.runtime.array_protocol import Array
 
 ALIGNMENT = 256  # bytes
 
@@ -58,11 +60,11 @@ def connect_peers(host: Communicator, most_bytes: int, inbox_bytes: int, machine
     return Peers(host.rank, found)
 
 
-def arrays_of(memory: Any, ranks: int, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> tuple[RankMemory, int]:
+def arrays_of(memory: Array, ranks: int, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> tuple[RankMemory, int]:
     """(the arrays in a rank's memory, their size in bytes). memory: None only counts bytes."""
     end = 0
 
-    def take(size: int, dtype: Any) -> Any:
+    def take(size: int, dtype: DTypeLike) -> Any:
         nonlocal end
         first, end = end, end + math.ceil(size * np.dtype(dtype).itemsize / ALIGNMENT) * ALIGNMENT
         return None if memory is None else machine.array(memory, first, size, dtype)

@@ -11,12 +11,15 @@ micro-batches of a step (engine/ranks/rank_runner.py). Source: Huang et al. 2019
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
+from minllm.kernels.sampling.tensors import SamplingTensors
 from minllm.ops.protocol import Batch, NormWeights
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.grid import Grid
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
+from minllm.runtime.array_protocol import Array
 from minllm.weights.linear import Linear
 
 
@@ -29,7 +32,7 @@ class LogitsElsewhere:
     def __getitem__(self, rows: int | slice) -> "LogitsElsewhere":
         return LogitsElsewhere(len(range(self.shape[0])[rows]) if isinstance(rows, slice) else 1, self.shape[1])
 
-    def __setitem__(self, rows: Any, values: Any) -> None:
+    def __setitem__(self, rows: Array, values: object) -> None:
         pass
 
     def copy_from_host(self, host: np.ndarray) -> None:
@@ -43,7 +46,7 @@ class PipelineStage:
     world: Communicator  # of all ranks; `communicator` has the ranks of the stage
     hidden_size: int
 
-    def embed(self, batch: Batch, embedding: Any, position_embedding: Any = None, scale: float = 1.0) -> Any:
+    def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None, scale: float = 1.0) -> Any:
         """[T, hidden]: looked up, or received."""
         if self.grid.is_first:
             return super().embed(batch, embedding, position_embedding, scale)
@@ -51,7 +54,7 @@ class PipelineStage:
         self.world.recv(x, self.grid.previous)
         return x
 
-    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any, soft_cap: float = 0.0) -> Any:
+    def logits(self, x: Array, residual: Array, norm: NormWeights, lm_head: Linear, rows: Array, soft_cap: float = 0.0) -> Any:
         """The logits in the last stage; the others send the sum x + residual, [T, hidden], to the next stage."""
         if self.grid.is_last:
             return super().logits(x, residual, norm, lm_head, rows, soft_cap)
@@ -59,27 +62,27 @@ class PipelineStage:
         self.world.send(total, self.grid.next)
         return LogitsElsewhere(total.shape[0] if rows is None else rows.shape[0], self.vocab_size)
 
-    def sample(self, logits: Any, sampling: Any, slots: Any) -> Any:
+    def sample(self, logits: Array, sampling: SamplingTensors, slots: Array) -> Any:
         """One token per row: int32 [R], chosen in the last stage."""
         tokens = super().sample(logits, sampling, slots) if self.grid.is_last else self.empty(slots.shape, np.int32)
         self.world.broadcast(tokens, source=0)
         return tokens
 
-    def mask_logits(self, logits: Any, indices: Any, masks: Any) -> Any:
+    def mask_logits(self, logits: Array, indices: Array, masks: Array) -> Any:
         """The masked logits in the last stage; the others have none."""
         return super().mask_logits(logits, indices, masks) if self.grid.is_last else logits
 
-    def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> Any:
+    def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> Any:
         """Log-probabilities in the last stage; in the others arrays that are never read."""
         if self.grid.is_last:
             return super().log_probabilities(logits, token_ids, top)
         return LogProbabilities.allocate(self.empty, logits.shape[0], top)
 
-    def to_host(self, array: Any) -> np.ndarray:
+    def to_host(self, array: Array) -> np.ndarray:
         """The contents of an array; zeros for logits of another stage."""
         return np.zeros(array.shape, np.float32) if isinstance(array, LogitsElsewhere) else super().to_host(array)
 
-    def share_row(self, logits: Any) -> None:
+    def share_row(self, logits: Array) -> None:
         """Send rank 0's row of logits to the other ranks of the last stage."""
         if self.grid.is_last:
             super().share_row(logits)
@@ -88,6 +91,6 @@ class PipelineStage:
 class PipelineNumpyOps(PipelineStage, TensorParallelNumpyOps):
     """A rank of a stage of the CPU engine."""
 
-    def __init__(self, dtype: Any, grid: Grid, world: Communicator, stage: Communicator, vocab_size: int, hidden_size: int):
+    def __init__(self, dtype: DTypeLike, grid: Grid, world: Communicator, stage: Communicator, vocab_size: int, hidden_size: int):
         super().__init__(dtype, stage, vocab_size)
         self.grid, self.world, self.hidden_size = grid, world, hidden_size

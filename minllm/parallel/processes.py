@@ -99,7 +99,7 @@ class OtherRanks:
         if self.failure is not None:
             raise RankError(self.failure)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a message to every other rank. Raises RankError if one has ended."""
         self.check()
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)

@@ -20,12 +20,13 @@ from minllm.errors import CheckpointError
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.finite import all_finite
 from minllm.models.layout import Layout
-from minllm.models.weights import WeightReader
-from minllm.ops.protocol import AttentionConfig
+from minllm.models.weights import Progress, WeightReader
+from minllm.ops.protocol import AttentionConfig, Ops
 from minllm.parallel.grid import Grid
+from minllm.runtime.array_protocol import Array
 from minllm.weights.linear import Linear
 from minllm.weights.shard import OUTPUTS, Shard
-from minllm.weights.stored import StoredLinear, StoredTensor
+from minllm.weights.stored import StoredLinear, StoredTensor, StoredWeights
 
 
 class VocabularyPart(NamedTuple):
@@ -62,7 +63,7 @@ class VocabularyPart(NamedTuple):
 class SplitEmbedding(NamedTuple):
     """A rank's rows of the embedding."""
 
-    rows: Any  # the machine's array [part.size, hidden]
+    rows: Array  # the machine's array [part.size, hidden]
     part: VocabularyPart
 
 
@@ -82,7 +83,7 @@ class MappedTensors:
 class SplitReader(WeightReader):
     """A WeightReader that loads the part of one rank."""
 
-    def __init__(self, ops: Any, checkpoint: Any, layout: Layout, progress: Any = None, grid: Grid = Grid(0)):  # noqa: B008 - a constant
+    def __init__(self, ops: Ops, checkpoint: StoredWeights, layout: Layout, progress: Progress | None = None, grid: Grid = Grid(0)):  # noqa: B008 - a constant
         own = grid.layers(layout.config.num_hidden_layers)
         layout = replace(layout, model=replace(layout.model, layers=layout.model.layers[own.start : own.stop]))
         made_here = layout.weight_format.is_plain or layout.weight_format.is_option  # made of floating-point numbers, which `check` checks
@@ -91,7 +92,7 @@ class SplitReader(WeightReader):
         self.grid, self.rank, self.ranks = grid, grid.tensor_rank, grid.tensor
         self.vocabulary = VocabularyPart(layout.config.vocab_size, self.rank, self.ranks)
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: object) -> Any:
         """The rank's part of a value, with every leaf loaded; attention computes the rank's heads."""
         if isinstance(value, AttentionConfig):
             value = attention_of_rank(value, self.ranks)
@@ -138,7 +139,7 @@ class SplitReader(WeightReader):
         self._report([name])
         return self._head_of(weight)
 
-    def _head_of(self, weight: Any) -> Linear:
+    def _head_of(self, weight: Array) -> Linear:
         shape = self.vocabulary.size, self.layout.model.lm_head.shape[1]
         return Linear(weight, None, self.plain, shape, Shard(OUTPUTS, self.rank, self.ranks))
 

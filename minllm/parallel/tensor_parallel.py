@@ -16,16 +16,18 @@ section 3.
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
 from minllm.kernels.split_vocabulary.argmax import argmax_of_own_reference, argmax_of_ranks_reference
 from minllm.kernels.split_vocabulary.join import join_parts_reference
 from minllm.kernels.split_vocabulary.lookup import split_embedding_reference
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import Batch, NormWeights, Routing
+from minllm.ops.protocol import Batch, NormWeights, Ops, Routing
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.grid import Grid
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
+from minllm.runtime.array_protocol import Array
 from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS
 
@@ -33,7 +35,7 @@ from minllm.weights.shard import INPUTS
 class SplitLogits:
     """Logits [R, vocab] of which this rank has computed its part of the vocabulary; whole rows are gathered when they are needed."""
 
-    def __init__(self, ops: Any, own: Any, part: VocabularyPart, whole: Any = None):
+    def __init__(self, ops: Ops, own: Array, part: VocabularyPart, whole: Array | None = None):
         """own: float32 [R, part.size]."""
         self.ops, self.own, self.part, self.gathered = ops, own, part, whole
 
@@ -60,7 +62,7 @@ class SplitLogits:
         return SplitLogits(self.ops, self.own.without_owner(), self.part, gathered)
 
 
-def whole(logits: Any) -> Any:
+def whole(logits: Array) -> Any:
     """The logits as one array."""
     return logits.whole() if isinstance(logits, SplitLogits) else logits
 
@@ -71,46 +73,46 @@ class TensorParallel:
     communicator: Communicator
     grid: Grid
 
-    def linear(self, x: Any, linear: Linear, *arguments: Any) -> Any:
+    def linear(self, x: Array, linear: Linear, *arguments: Any) -> Any:
         """x @ weight.T + bias: [T, out]; partial sums are all-reduced."""
         out = super().linear(x, linear, *arguments)
         if linear.shard.axis == INPUTS and linear.shard.ranks > 1:
             self.communicator.all_reduce(out)
         return out
 
-    def experts(self, x: Any, router: Any, gate_up: Linear, down: Linear, routing: Routing) -> Any:
+    def experts(self, x: Array, router: Any, gate_up: Linear, down: Linear, routing: Routing) -> Any:
         """The weighted sum of each token's chosen experts: [T, hidden]; every rank has a part of each expert's inner width."""
         out = super().experts(x, router, gate_up, down, routing)
         if down.shard.ranks > 1:
             self.communicator.all_reduce(out)
         return out
 
-    def linear_add(self, x: Any, linear: Linear, residual: Any, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
+    def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
         """(linear(x), residual), with partial sums all-reduced; the next normalisation adds the two."""
         return self.linear(x, linear), residual
 
-    def logits(self, x: Any, residual: Any, norm: NormWeights, lm_head: Linear, rows: Any, soft_cap: float = 0.0) -> Any:
+    def logits(self, x: Array, residual: Array, norm: NormWeights, lm_head: Linear, rows: Array, soft_cap: float = 0.0) -> Any:
         """The logits; SplitLogits if the head is split."""
         own = super().logits(x, residual, norm, lm_head, rows, soft_cap)
         if lm_head.shard.ranks == 1:
             return own
         return SplitLogits(self, own, VocabularyPart(self.vocab_size, lm_head.shard.rank, lm_head.shard.ranks))
 
-    def sample(self, logits: Any, sampling: Any, slots: Any) -> Any:
+    def sample(self, logits: Array, sampling: SamplingTensors, slots: Array) -> Any:
         """One token per row: int32 [R], the same on every rank."""
         if isinstance(logits, SplitLogits) and sampling.kind is SamplingKind.GREEDY and logits.gathered is None:
             return self.argmax_of_ranks(logits.own, logits.part, slots)
         return super().sample(whole(logits), sampling, slots)
 
-    def mask_logits(self, logits: Any, indices: Any, masks: Any) -> Any:
+    def mask_logits(self, logits: Array, indices: Array, masks: Array) -> Any:
         """The masked logits, whole rows gathered from all ranks."""
         return super().mask_logits(whole(logits), indices, masks)
 
-    def log_probabilities(self, logits: Any, token_ids: Any, top: int) -> Any:
+    def log_probabilities(self, logits: Array, token_ids: Array, top: int) -> Any:
         """Log-probabilities from whole rows of logits, gathered from all ranks."""
         return super().log_probabilities(whole(logits), token_ids, top)
 
-    def distribution(self, logits: Any, sampling: Any, slots: Any) -> Any:
+    def distribution(self, logits: Array, sampling: SamplingTensors, slots: Array) -> Any:
         """The distribution from whole rows of logits, gathered from all ranks."""
         return super().distribution(whole(logits), sampling, slots)
 
@@ -131,11 +133,11 @@ class TensorParallel:
         """The reason why this rank waits, for an error message; it may be waiting now, in another thread."""
         return "another rank has not come to an operation of the communicator"
 
-    def share_row(self, logits: Any) -> None:
+    def share_row(self, logits: Array) -> None:
         """Send rank 0's row of logits, float32 [vocab], to the other ranks."""
         self.communicator.broadcast(logits)
 
-    def to_host(self, array: Any) -> np.ndarray:
+    def to_host(self, array: Array) -> np.ndarray:
         """The contents of an array, or of whole rows of logits."""
         return super().to_host(whole(array))
 
@@ -143,13 +145,13 @@ class TensorParallel:
 class TensorParallelNumpyOps(TensorParallel, NumpyOps):
     """A rank of the CPU engine."""
 
-    def __init__(self, dtype: Any, communicator: Communicator, vocab_size: int):
+    def __init__(self, dtype: DTypeLike, communicator: Communicator, vocab_size: int):
         super().__init__(dtype)
         self.communicator, self.vocab_size = communicator, vocab_size
         self.grid = Grid(communicator.rank, communicator.world_size)
 
     def embed(
-        self, batch: Batch, embedding: Any, position_embedding: np.ndarray | None = None, scale: float = 1.0
+        self, batch: Batch, embedding: Array, position_embedding: np.ndarray | None = None, scale: float = 1.0
     ) -> np.ndarray:  # fmt: skip
         """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
         if not isinstance(embedding, SplitEmbedding):

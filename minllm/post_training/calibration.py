@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 import minllm
 from minllm.engine.running.batch_arrays import NewTokens, build_batch
@@ -54,7 +55,7 @@ class RecordingOps(NumpyOps):
         super().__init__("float32")
         self.watched: dict[int, Inputs] = {}
 
-    def linear(self, x: np.ndarray, linear: Linear, out_dtype: Any = None) -> np.ndarray:
+    def linear(self, x: np.ndarray, linear: Linear, out_dtype: DTypeLike | None = None) -> np.ndarray:
         """The same as in NumpyOps; records x if the Linear is watched."""
         if id(linear) in self.watched:
             self.watched[id(linear)].add(x)

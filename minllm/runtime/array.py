@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import KernelArgumentError
 
@@ -20,7 +21,9 @@ class DeviceArray:
 
     __slots__ = ("pointer", "shape", "dtype", "block", "memory", "kernel_parameter", "_strides")
 
-    def __init__(self, pointer: int, shape: tuple[int, ...], dtype: Any, block: Any, memory: Any, strides: tuple[int, ...] | None = None):
+    def __init__(
+        self, pointer: int, shape: tuple[int, ...], dtype: DTypeLike, block: Any, memory: Any, strides: tuple[int, ...] | None = None
+    ):
         self.pointer = pointer
         self.shape = tuple(map(int, shape))
         self.dtype = np.dtype(dtype)
@@ -87,7 +90,7 @@ class DeviceArray:
             shape, strides = self.shape[1:], strides and strides[1:]
         return DeviceArray(self.pointer + start * row_bytes, shape, self.dtype, self.block, self.memory, strides)
 
-    def view(self, dtype: Any) -> "DeviceArray":
+    def view(self, dtype: DTypeLike) -> "DeviceArray":
         """A view of the same bytes as another dtype; the last axis grows or shrinks accordingly."""
         dtype = np.dtype(dtype)
         self.check_contiguous("seen as another dtype")

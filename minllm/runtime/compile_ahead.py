@@ -20,7 +20,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import IO
 
 from minllm.machine import host
 from minllm.runtime.cache_key import key_and_size
@@ -124,7 +124,7 @@ def available_cores() -> int:
     return max(1, min(host.available_cores(), host.available_host_bytes() // WORKER_BYTES)) if CAN_LOCK else 1
 
 
-def start_worker(errors: Any) -> subprocess.Popen:
+def start_worker(errors: IO) -> subprocess.Popen:
     """Start a process that runs compile_worker.py, without a GPU, and with its standard error in the file `errors`."""
     environment = ONE_THREAD | PLAIN_MESSAGES | {"CUDA_VISIBLE_DEVICES": ""}
     return start_child("minllm.runtime.compile_worker", environment, stdout=subprocess.DEVNULL, stderr=errors)

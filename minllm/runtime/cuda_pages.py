@@ -8,6 +8,8 @@ Source: CUDA driver API, "Virtual Memory Management".
 
 from typing import Any
 
+from numpy.typing import DTypeLike
+
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.cuda_memory import CudaMemory
 from minllm.runtime.device import check_driver, current_device
@@ -87,6 +89,6 @@ class CudaPages:
 
         check_driver(driver.cuCtxSynchronize(), "wait for the GPU")
 
-    def array(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> DeviceArray:
+    def array(self, address: int, shape: tuple[int, ...], dtype: DTypeLike, owner: object) -> DeviceArray:
         """The array that begins at an address; it keeps `owner` alive."""
         return DeviceArray(address, shape, dtype, owner, self.memory)

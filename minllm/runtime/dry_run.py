@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from numpy.typing import DTypeLike
+
 from minllm.runtime.argument_type import argument_type
 from minllm.runtime.array import DeviceArray
 from minllm.runtime.device import Device, assume
@@ -77,7 +79,7 @@ class DryRunPages:
     def wait(self) -> None:
         """Nothing to do."""
 
-    def array(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> DeviceArray:
+    def array(self, address: int, shape: tuple[int, ...], dtype: DTypeLike, owner: object) -> DeviceArray:
         """The array that begins at an address."""
         return DeviceArray(address, shape, dtype, owner, self.memory)
 

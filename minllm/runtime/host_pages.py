@@ -6,9 +6,9 @@ The engine on a CPU keeps its virtual cache here, and tests of virtual_memory.py
 
 import itertools
 import mmap
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import DeviceError
 
@@ -74,7 +74,7 @@ class HostPages:
     def wait(self) -> None:
         """Nothing to do: no work is asynchronous on a CPU."""
 
-    def array(self, address: int, shape: tuple[int, ...], dtype: Any, owner: Any) -> np.ndarray:
+    def array(self, address: int, shape: tuple[int, ...], dtype: DTypeLike, owner: object) -> np.ndarray:
         """The array that begins at an address."""
         start, (_, view) = self._range_of(address)
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize

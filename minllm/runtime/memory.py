@@ -18,10 +18,11 @@ import math
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import CaptureError, InvalidOptionError, OutOfMemoryError
 from minllm.runtime.array import DeviceArray
@@ -84,14 +85,14 @@ class DeviceMemory:
         self.owner: dict[int, GraphBlocks] = {}  # address of a graph's block -> the blocks of that graph
         self.capturing: GraphBlocks | None = None
 
-    def empty(self, shape: Any, dtype: Any) -> DeviceArray:
+    def empty(self, shape: int | Sequence[int], dtype: DTypeLike) -> DeviceArray:
         """An array with unspecified contents. Raises OutOfMemoryError."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         block = self.allocate(block_size_for(nbytes))
         return DeviceArray(block.pointer, shape, dtype, block, self.memory)
 
-    def zeros(self, shape: Any, dtype: Any) -> DeviceArray:
+    def zeros(self, shape: int | Sequence[int], dtype: DTypeLike) -> DeviceArray:
         """An array of zeros. Raises CaptureError during a capture: a replay would not fill the array again."""
         if self.capturing is not None:
             raise CaptureError(f"zeros of shape {shape} are not made while a graph is captured: call the function once before")
@@ -198,7 +199,7 @@ def _device_memory(allocation: str) -> DeviceMemory:
     return DeviceMemory(CudaMemory(), caching=allocation == "pool")
 
 
-def pinned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def pinned_empty(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """A NumPy array in page-locked (pinned) memory, for asynchronous copies; freed with its last view.
 
     Raises OutOfMemoryError if the host cannot lock that much memory.
@@ -221,7 +222,7 @@ def pinned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.frombuffer(buffer, np.uint8, count * dtype.itemsize).view(dtype).reshape(shape)
 
 
-def empty(shape: Any, dtype: Any) -> DeviceArray:
+def empty(shape: int | Sequence[int], dtype: DTypeLike) -> DeviceArray:
     """An array on the GPU with unspecified contents. Raises OutOfMemoryError, or DeviceError without a GPU."""
     return device_memory().empty(shape, dtype)
 

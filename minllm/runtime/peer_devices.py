@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import DeviceError
 from minllm.runtime.array import DeviceArray
@@ -79,7 +80,7 @@ class PeerDevices:
             self.streams.append(device.create_stream(options=StreamOptions(nonblocking=True)))
             self.copies.append(DeviceCopies(device))
 
-    def zeros(self, rank: int, shape: Any, dtype: Any) -> DeviceArray:
+    def zeros(self, rank: int, shape: int | tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """An array of zeros in a rank's memory, which all ranks may access."""
         shape = tuple(shape) if isinstance(shape, (tuple, list)) else (int(shape),)
         self.devices[rank].set_current()

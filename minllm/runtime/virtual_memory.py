@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import MinLLMError, OutOfMemoryError, VirtualMemoryError
 
@@ -131,7 +132,7 @@ class VirtualRange:
         for number in range(first, first + count):
             self.pages.give_back(self._mapped.pop(number))
 
-    def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """An array at the start of the range, whether it is mapped or not. Raises VirtualMemoryError if it does not fit."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         if nbytes > self.nbytes:

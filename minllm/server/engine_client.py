@@ -83,7 +83,7 @@ class EngineClient:
             self._writer.close()
         self._die("The server is shutting down.")
 
-    def _send(self, *message: Any) -> None:
+    def _send(self, *message: object) -> None:
         """Queue a message; all messages of a turn of the event loop become one frame."""
         part = encoded(message)
         if not self._outgoing:
@@ -122,7 +122,7 @@ class EngineClient:
         if tokens:
             self.on_frame(tokens)
 
-    def _reply(self, number: int, value: Any, failure: Any) -> None:
+    def _reply(self, number: int, value: object, failure: object) -> None:
         future = self._calls.get(number)
         if future is None or future.done():
             return

@@ -55,7 +55,7 @@ class EngineHost:
 
     async def _add(self, number: int, request: EngineRequest) -> None:
         try:
-            prompt: Any = request.prompt
+            prompt: object = request.prompt
             if request.chat is not None:
                 options = dict(request.chat)
                 prompt = self.llm.conversation(options.pop("messages"), ChatOptions(**options), request.params)

@@ -44,7 +44,7 @@ class ApiError(Exception):
         return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
 
-def refused(param: str, given: Any, allowed: str) -> ApiError:
+def refused(param: str, given: object, allowed: str) -> ApiError:
     """The error of a field with a value that is not allowed."""
     return ApiError(f"{param}={errors.shown(given)} is not allowed: {param} is {allowed}.", param)
 

@@ -1,13 +1,12 @@
 """Server-sent events."""
 
-from typing import Any
 
 import orjson
 
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: Any, name: str | None = None) -> bytes:
+def event(data: object, name: str | None = None) -> bytes:
     """One event with JSON data."""
     head = b"data: " if name is None else b"event: " + name.encode() + b"\ndata: "
     return head + orjson.dumps(data) + b"\n\n"

@@ -17,7 +17,7 @@ HEADER_BYTES = 4
 BUFFER_BYTES = 1 << 20  # unread bytes at which a side stops reading from the socket
 
 
-def encoded(message: Any) -> orjson.Fragment:
+def encoded(message: object) -> orjson.Fragment:
     """A message as a part of a frame. Raises InvalidRequestError for one that JSON cannot hold."""
     try:
         return orjson.Fragment(_json(message))
@@ -25,13 +25,13 @@ def encoded(message: Any) -> orjson.Fragment:
         raise InvalidRequestError(f"The request cannot be passed to the engine: {error}.") from error
 
 
-def packed(message: Any) -> bytes:
+def packed(message: object) -> bytes:
     """A message as a frame. Raises OverflowError for 4 GiB or more."""
     body = _json(message)
     return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
-def _json(message: Any) -> bytes:
+def _json(message: object) -> bytes:
     return orjson.dumps(message, default=tuple, option=orjson.OPT_NON_STR_KEYS)  # orjson leaves named tuples to `default`
 
 

@@ -1,6 +1,7 @@
 """What the server and its engine say to each other: requests one way, updates the other, as values that JSON can hold."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from minllm.engine.requests.outputs import CompletionOutput, Logprob, RequestOutput
@@ -128,7 +129,7 @@ class Sent:
         self._tokens = [0] * request.params.n
         self._has_head = False
 
-    def update(self, output: RequestOutput, decode: Any) -> Update:
+    def update(self, output: RequestOutput, decode: Callable) -> Update:
         """What is new. decode: gives the text of token ids, for a prompt that came as ids."""
         head = None
         if not self._has_head:
@@ -137,7 +138,7 @@ class Sent:
         failure = None if output.error is None else failure_of(output.error)
         return Update(head, deltas, output.finished, failure, timing_of(output) if output.finished else None)
 
-    def _head(self, output: RequestOutput, decode: Any) -> Head:
+    def _head(self, output: RequestOutput, decode: Callable) -> Head:
         ids = output.prompt_token_ids
         logprobs = output.prompt_logprobs and [position and _listed(position) for position in output.prompt_logprobs]
         if not self._request.echo:

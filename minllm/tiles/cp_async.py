@@ -12,7 +12,8 @@ hold NaN, and 0 * NaN is NaN in a matmul. The caller commits the copies to a gro
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
@@ -27,8 +28,8 @@ def row_words_of(columns):
 class Copies(NamedTuple):
     """Device functions that start the copies of a tile; all threads of the block call them."""
 
-    matrix: Any  # matrix(array, token, head, rows, shared): `rows` rows from `token` on of array [tokens, heads, columns], to word 0
-    paged: Any  # paged(cache, block_table, kv_head, first, start, stop, shared, at): tokens of a paged cache from `first` on, to word `at`
+    matrix: Callable  # matrix(array, token, head, rows, shared): `rows` rows from `token` on of array [tokens, heads, columns], to word 0
+    paged: Callable  # paged(cache, block_table, kv_head, first, start, stop, shared, at): tokens of a paged cache from `first` to word `at`
 
 
 @functools.cache

@@ -6,7 +6,8 @@ tile. The right matrix is in shared memory; ldmatrix reads it as it is, or trans
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, float32, uint32
 
@@ -17,9 +18,9 @@ from minllm.tiles.cp_async import row_words_of
 class WarpMatmuls(NamedTuple):
     """Device functions that all lanes of a warp call together. row: the warp's first row of the left matrix, which begins at word 0."""
 
-    load_left: Any  # load_left(left, shared, row, lane): load the left matrix into registers, if it stays there
-    multiply_transposed: Any  # multiply_transposed(acc, left, shared, row, lane): acc = L R^T, R [keys, depth] from word right_at on
-    multiply: Any  # multiply(acc, weights, shared, lane): acc += W V, W an accumulator [rows, keys], V [keys, depth] from word values_at on
+    load_left: Callable  # load_left(left, shared, row, lane): load the left matrix into registers, if it stays there
+    multiply_transposed: Callable  # multiply_transposed(acc, left, shared, row, lane): acc = L R^T, R [keys, depth] from word right_at on
+    multiply: Callable  # multiply(acc, weights, shared, lane): acc += W V, W an accumulator [rows, keys], V [keys, depth] at word values_at
 
 
 @functools.cache

@@ -15,7 +15,8 @@ PTX ISA, "mbarrier", "mapa"; NVIDIA, CUTLASS, "include/cutlass/pipeline".
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, int32, uint32
 
@@ -52,17 +53,17 @@ class Pipeline(NamedTuple):
 
     bytes: int
     barrier_bytes: int
-    ring: Any
-    init: Any
-    keep: Any
-    state: Any
-    advance: Any
-    stage: Any
-    operand: Any
-    producer_acquire: Any
-    producer_expect: Any
-    consumer_wait: Any
-    consumer_release: Any
+    ring: Callable
+    init: Callable
+    keep: Callable
+    state: Callable
+    advance: Callable
+    stage: Callable
+    operand: Callable
+    producer_acquire: Callable
+    producer_expect: Callable
+    consumer_wait: Callable
+    consumer_release: Callable
 
 
 @functools.cache

@@ -11,7 +11,8 @@ PTX ISA, "Matrix fragments for mma.m16n8k16" and "Register fragments and shared 
 
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -22,17 +23,17 @@ from minllm.tiles.warp import ALL_LANES
 class Rows(NamedTuple):
     """Device functions over one row of an accumulator `acc`; all lanes of the warp call them together."""
 
-    position: Any  # position(row, lane): the index of this row among the warp's rows
-    column: Any  # column(lane): the lane's first column; its others are 8 * block and 8 * block + 1 further
-    mask: Any  # mask(acc, row, number, first, last): columns outside first to last become -inf; number: of the lane's first column
-    maximum: Any  # maximum(acc, row, start): the largest element of the row, at least start, in all of its lanes
-    subtract: Any  # subtract(acc, row, amount)
-    exponentials: Any  # exponentials(acc, row, maximum, scale, total): x becomes 2 ** (scale * (x - maximum)); total plus the lane's sum
-    sum: Any  # sum(total): the sum over the row's lanes
-    scale: Any  # scale(acc, row, factor)
-    pack: Any  # pack(acc, row_tile, step, words, at): columns 16 * step to 16 * step + 16 as the A operand of mma, words[at:at + 4]
-    store: Any  # store(acc, row, factor, out, start, inside, lane): out[start:start + columns] = row * factor, if it is inside
-    select: Any  # select(acc, row, number, first, words, at): columns from `first` on become -inf if their bit of words[at] is 0
+    position: Callable  # position(row, lane): the index of this row among the warp's rows
+    column: Callable  # column(lane): the lane's first column; its others are 8 * block and 8 * block + 1 further
+    mask: Callable  # mask(acc, row, number, first, last): columns outside first to last become -inf; number: of the lane's first column
+    maximum: Callable  # maximum(acc, row, start): the largest element of the row, at least start, in all of its lanes
+    subtract: Callable  # subtract(acc, row, amount)
+    exponentials: Callable  # exponentials(acc, row, maximum, scale, total): x becomes 2 ** (scale * (x - maximum)); total + the lane's sum
+    sum: Callable  # sum(total): the sum over the row's lanes
+    scale: Callable  # scale(acc, row, factor)
+    pack: Callable  # pack(acc, row_tile, step, words, at): columns 16 * step to 16 * step + 16 as the A operand of mma, words[at:at + 4]
+    store: Callable  # store(acc, row, factor, out, start, inside, lane): out[start:start + columns] = row * factor, if it is inside
+    select: Callable  # select(acc, row, number, first, words, at): columns from `first` on become -inf if their bit of words[at] is 0
 
 
 @functools.cache

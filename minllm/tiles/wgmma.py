@@ -13,6 +13,7 @@ bytes.
 PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32, uint64
@@ -41,10 +42,10 @@ class Wgmma(NamedTuple):
 
     registers: int
     sum_type: Any
-    left: Any  # left(address) -> operand of a left tile at a shared address
-    right: Any  # right(address) -> operand of a right tile
-    multiply: Any  # multiply(sums, left, right, add): start sums += left right, or sums = left right if add is 0
-    wait: Any  # wait(sums): wait until all GEMMs of this warpgroup are complete
+    left: Callable  # left(address) -> operand of a left tile at a shared address
+    right: Callable  # right(address) -> operand of a right tile
+    multiply: Callable  # multiply(sums, left, right, add): start sums += left right, or sums = left right if add is 0
+    wait: Callable  # wait(sums): wait until all GEMMs of this warpgroup are complete
 
 
 def make_operand(tile: SharedTile, major: str, halves: bool):

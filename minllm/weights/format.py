@@ -7,13 +7,23 @@ in formats.py. Loading, operations, costs, the memory budget and `minllm plan` d
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.errors import CheckpointError, InvalidOptionError
+from minllm.runtime.array_protocol import Array
 from minllm.weights.shard import Shard
-from minllm.weights.stored import Projection
+from minllm.weights.stored import Projection, StoredWeights
+
+
+class Allocator(Protocol):
+    """A machine that allocates memory, such as the operations of ops/protocol.py."""
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+        """An array with unspecified contents."""
+        ...
 
 
 class StreamKernels(NamedTuple):
@@ -117,7 +127,7 @@ class WeightFormat:
         """Whether `load` encodes floating-point matrices; a format that files store has its own."""
         return type(self).load is WeightFormat.load
 
-    def matrices(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
+    def matrices(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> list[np.ndarray]:
         """The shard of each module's floating-point matrix [outputs, inputs]: views of the checkpoint if possible."""
         parts = []
         for one in projections:
@@ -134,7 +144,7 @@ class WeightFormat:
         """Quantise a floating-point matrix [outputs, inputs] to host arrays: one array or a NamedTuple."""
         raise NotImplementedError(f"{self.name} is not made of plain matrices")
 
-    def encode_on(self, ops: Any, matrix: Any) -> Any:
+    def encode_on(self, ops: Any, matrix: Array) -> Any:
         """`encode` of a matrix on the GPU of `ops`, float32, float16 or bfloat16 without NaN: the same bits, in arrays of the machine."""
         raise NotImplementedError(f"{self.name} has no kernels that encode it")
 
@@ -144,7 +154,7 @@ class WeightFormat:
             return ops.array(weight)
         return type(weight)(*(None if one is None else ops.array(one) for one in weight))
 
-    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Any:
+    def without_contents(self, ops: Allocator, outputs: int, inputs: int) -> Any:
         """A weight of this shape with unspecified contents, in arrays of the machine `ops`, for a dry run."""
         raise NotImplementedError(f"{self.name} has no kernels that a dry run could find")
 
@@ -152,7 +162,7 @@ class WeightFormat:
         """The float32 matrix [outputs, inputs] that a weight's host arrays represent."""
         raise NotImplementedError(f"{self.name} has no reference")
 
-    def linear(self, x: np.ndarray, weight: Any, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
+    def linear(self, x: np.ndarray, weight: Any, bias: np.ndarray | None = None, out_dtype: DTypeLike | None = None) -> np.ndarray:
         """The NumPy reference: x @ weight.T + bias, summed in float32, rounded to `out_dtype`, by default x's dtype."""
         from minllm.kernels.matmul.reference import matmul_reference  # imported here so that a plan loads no kernels
 

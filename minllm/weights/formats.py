@@ -9,6 +9,8 @@ int4 has groups of 32 inputs, int4_g64 and int4_g128 of 64 and 128; formats with
 
 from typing import Any
 
+from numpy.typing import DTypeLike
+
 from minllm.weights.format import WeightFormat
 from minllm.weights.fp8 import Fp8Format
 from minllm.weights.fp8_block import Fp8BlockFormat
@@ -44,7 +46,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
 }
 
 
-def plain_format(dtype: Any) -> WeightFormat:
+def plain_format(dtype: DTypeLike) -> WeightFormat:
     """The format of weights that are not quantised. dtype: NumPy's dtype of the activations, or its name."""
     return WEIGHT_FORMATS[str(dtype)]
 

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
-from minllm.weights.format import LinearKernels, WeightFormat
+from minllm.runtime.array_protocol import Array
+from minllm.weights.format import Allocator, LinearKernels, WeightFormat
 from minllm.weights.pieces import in_pieces
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -44,7 +46,7 @@ class Fp8Format(WeightFormat):
 
     encodes_on_gpu = has_experts = True
 
-    def encode_on(self, ops: Any, matrix: Any) -> Fp8Weight:
+    def encode_on(self, ops: Any, matrix: Array) -> Fp8Weight:
         """A row of weights is encoded as a row of activations is."""
         from minllm.kernels.matmul.quantized.rows import quantize_rows  # imported here so that a plan loads no kernels
 
@@ -59,11 +61,11 @@ class Fp8Format(WeightFormat):
         """code * scale, float32 [outputs, inputs]."""
         return weight.codes.view(E4M3).astype(np.float32) * weight.scales[:, None]
 
-    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Fp8Weight:
+    def without_contents(self, ops: Allocator, outputs: int, inputs: int) -> Fp8Weight:
         """A weight of this shape with unspecified contents."""
         return Fp8Weight(ops.empty((outputs, inputs), np.uint8), ops.empty((outputs,), np.float32))
 
-    def linear(self, x: np.ndarray, weight: Fp8Weight, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
+    def linear(self, x: np.ndarray, weight: Fp8Weight, bias: np.ndarray | None = None, out_dtype: DTypeLike | None = None) -> np.ndarray:
         """The NumPy reference with quantised x: codes are multiplied and summed in float32."""
         rows = quantize_fp8(x)
         sums = rows.codes.view(E4M3).astype(np.float32) @ weight.codes.view(E4M3).astype(np.float32).T

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from minllm.weights.format import LinearKernels, WeightFormat
+from minllm.weights.format import Allocator, LinearKernels, WeightFormat
 from minllm.weights.fp8 import E4M3, LARGEST
 
 BLOCK = 128
@@ -77,12 +78,14 @@ class Fp8BlockFormat(WeightFormat):
         scales = np.repeat(weight.scales, BLOCK, axis=1)[weight.blocks, : weight.codes.shape[1]]
         return weight.codes.view(E4M3).astype(np.float32) * scales
 
-    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Fp8BlockWeight:
+    def without_contents(self, ops: Allocator, outputs: int, inputs: int) -> Fp8BlockWeight:
         """A weight of this shape with unspecified contents."""
         scales = ops.empty((-(-outputs // BLOCK), -(-inputs // BLOCK)), np.float32)
         return Fp8BlockWeight(ops.empty((outputs, inputs), np.uint8), scales, ops.empty((outputs,), np.int32))
 
-    def linear(self, x: np.ndarray, weight: Fp8BlockWeight, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
+    def linear(
+        self, x: np.ndarray, weight: Fp8BlockWeight, bias: np.ndarray | None = None, out_dtype: DTypeLike | None = None
+    ) -> np.ndarray:
         """The NumPy reference: x is quantised in groups, then dequantised like the weight; float32 matmul."""
         codes, scales = quantize_row_groups(x)
         rows = codes.view(E4M3).astype(np.float32) * np.repeat(scales, BLOCK, axis=1)[:, : x.shape[1]]

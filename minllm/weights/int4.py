@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minllm.weights.format import LinearKernels, WeightFormat
+from minllm.runtime.array_protocol import Array
+from minllm.weights.format import Allocator, LinearKernels, WeightFormat
 from minllm.weights.pieces import in_pieces
 
 LARGEST_CODE, MIDDLE = 15, 8
@@ -66,7 +67,7 @@ class Int4Format(WeightFormat):
         """Quantise a matrix [outputs, inputs]."""
         return Int4Weight.of_rows(*in_pieces(matrix, self._quantize_rows))
 
-    def encode_on(self, ops: Any, matrix: Any) -> Int4Weight:
+    def encode_on(self, ops: Any, matrix: Array) -> Int4Weight:
         """In groups, with or without zero points (kernels/encoding/int4.py)."""
         from minllm.kernels.encoding.int4 import encode_int4
 
@@ -101,7 +102,7 @@ class Int4Format(WeightFormat):
         zeros = MIDDLE if weight.zeros is None else weight.zeros.T.astype(np.float32)[..., None]
         return ((codes - zeros) * scales).reshape(len(codes), -1)
 
-    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Int4Weight:
+    def without_contents(self, ops: Allocator, outputs: int, inputs: int) -> Int4Weight:
         """A weight of this shape with unspecified contents."""
         groups = (inputs // (self.group_size or inputs), outputs)
         zeros = ops.empty(groups, np.uint8) if self.has_zeros else None

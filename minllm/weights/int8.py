@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from minllm.weights.format import LinearKernels, WeightFormat
+from minllm.runtime.array_protocol import Array
+from minllm.weights.format import Allocator, LinearKernels, WeightFormat
 from minllm.weights.pieces import in_pieces
 
 LEVELS = 127  # codes are symmetric: -128 is not used
@@ -42,7 +44,7 @@ class Int8Format(WeightFormat):
 
     encodes_on_gpu = True
 
-    def encode_on(self, ops: Any, matrix: Any) -> Int8Weight:
+    def encode_on(self, ops: Any, matrix: Array) -> Int8Weight:
         """A row of weights is encoded as a row of activations is."""
         from minllm.kernels.matmul.quantized.rows import quantize_rows  # imported here so that a plan loads no kernels
 
@@ -57,11 +59,11 @@ class Int8Format(WeightFormat):
         """code * scale, float32 [outputs, inputs]."""
         return weight.codes.astype(np.float32) * weight.scales[:, None]
 
-    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Int8Weight:
+    def without_contents(self, ops: Allocator, outputs: int, inputs: int) -> Int8Weight:
         """A weight of this shape with unspecified contents."""
         return Int8Weight(ops.empty((outputs, inputs), np.int8), ops.empty((outputs,), np.float32))
 
-    def linear(self, x: np.ndarray, weight: Int8Weight, bias: np.ndarray | None = None, out_dtype: Any = None) -> np.ndarray:
+    def linear(self, x: np.ndarray, weight: Int8Weight, bias: np.ndarray | None = None, out_dtype: DTypeLike | None = None) -> np.ndarray:
         """The NumPy reference with quantised x; its sums are exact: float64 holds integers up to 2**53."""
         rows = quantize_int8(x)
         sums = (rows.codes.astype(np.float64) @ weight.codes.astype(np.float64).T).astype(np.float32)

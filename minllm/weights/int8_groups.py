@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minllm.weights.format import LinearKernels, WeightFormat
+from minllm.weights.format import Allocator, LinearKernels, WeightFormat
 
 
 class Int8GroupWeight(NamedTuple):
@@ -34,7 +34,7 @@ class Int8GroupFormat(WeightFormat):
         groups = weight.codes.astype(np.float32).reshape(*weight.scales.T.shape, -1)
         return (groups * weight.scales.T.astype(np.float32)[..., None]).reshape(weight.codes.shape)
 
-    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Int8GroupWeight:
+    def without_contents(self, ops: Allocator, outputs: int, inputs: int) -> Int8GroupWeight:
         """A weight of this shape with unspecified contents."""
         groups = inputs // (self.group_size or inputs)
         return Int8GroupWeight(ops.empty((outputs, inputs), np.int8), ops.empty((groups, outputs), self.scale_dtype))

@@ -14,7 +14,7 @@ class Linear:
     """y = x @ weight.T + bias. The bias is plain, in the dtype of the activations."""
 
     weight: Any  # an array [outputs, inputs], or the format's NamedTuple of arrays
-    bias: Any | None  # [outputs]
+    bias: Any  # [outputs]
     format: "WeightFormat"
     shape: tuple[int, int]  # (outputs, inputs) of this shard
     shard: Shard = WHOLE

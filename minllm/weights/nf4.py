@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minllm.weights.format import LinearKernels, WeightFormat
+from minllm.runtime.array_protocol import Array
+from minllm.weights.format import Allocator, LinearKernels, WeightFormat
 from minllm.weights.pieces import in_pieces
 
 BLOCK, NESTED_BLOCK = 64, 256  # numbers per absmax, and absmax per nested scale
@@ -127,7 +128,7 @@ class Nf4Format(WeightFormat):
         """Quantise a matrix [outputs, inputs]."""
         return double_quantized(*in_pieces(matrix, quantize_blocks))
 
-    def encode_on(self, ops: Any, matrix: Any) -> Nf4Weight:
+    def encode_on(self, ops: Any, matrix: Array) -> Nf4Weight:
         """The codes; the magnitudes of the blocks, a 64th of the numbers, are quantised on the host, as their mean is that of all."""
         from minllm.kernels.encoding.nf4 import encode_nf4_blocks
 
@@ -143,7 +144,7 @@ class Nf4Format(WeightFormat):
         codes = unpack_pairs(weight.codes).reshape(*absmax.shape, BLOCK)
         return (weight.table[codes] * absmax[..., None]).reshape(len(codes), -1)
 
-    def without_contents(self, ops: Any, outputs: int, inputs: int) -> Nf4Weight:
+    def without_contents(self, ops: Allocator, outputs: int, inputs: int) -> Nf4Weight:
         """A weight of this shape with unspecified contents."""
         blocks = inputs // BLOCK
         absmax = ops.empty((blocks, outputs), np.uint8 if self.nested else np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 
 from minllm.weights.format import LinearKernels, WeightFormat
 from minllm.weights.shard import Shard
-from minllm.weights.stored import Projection
+from minllm.weights.stored import Projection, StoredWeights
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PlainFormat(WeightFormat):
     is_plain = has_experts = True
     is_option = False  # LLM(dtype=) selects it instead
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
+    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> list[np.ndarray]:
         """The modules' matrices as stored; `place` rounds and stacks them."""
         return self.matrices(projections, checkpoint, shard)
 

@@ -14,10 +14,11 @@ from minllm.kernels.matmul.gemv.gemv import gated_gemv, matmul_gemv
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append
 from minllm.kernels.matmul.wgmma.wgmma import fits as fits_wgmma
 from minllm.kernels.matmul.wgmma.wgmma import matmul_silu_and_multiply
+from minllm.runtime.array_protocol import Array
 from minllm.weights.format import LinearKernels, StreamKernels
 
 
-def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Callable | None:
+def gated(variant: str, x: Array, weight: Any, out_dtype: np.dtype) -> Callable | None:
     """The launcher of this variant that fuses silu(gate) * up; None if it has none for these arrays."""
     if variant == "gemv":
         return gated_gemv

@@ -37,6 +37,7 @@ from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.format import LinearKernels
 
@@ -47,23 +48,23 @@ MOST_ROWS_OF_SHORT_GROUPS = 8  # most rows of x for the batched GEMV with groups
 MOST_ROWS_OF_FLAT_CODES = 64  # most rows of x for the flat GEMM over codes; at 256 wgmma is faster for every weight
 
 
-def on_hopper(array: Any) -> bool:
+def on_hopper(array: Array) -> bool:
     """Whether the array is on a GPU with wgmma. The simulator multiplies the widened matrix faster."""
     return not isinstance(array, np.ndarray) and current_device().compute_capability == HOPPER
 
 
-def suits_tensor_cores(one_row: tensor_core_gemv.Format, x: Any, weight: Any) -> bool:
+def suits_tensor_cores(one_row: tensor_core_gemv.Format, x: Array, weight: Any) -> bool:
     """Whether the GEMV on tensor cores is the fastest, which quantises x itself; other kernels run faster in the simulator."""
     in_simulator = isinstance(weight.codes, np.ndarray)
     return not in_simulator and not isinstance(x, QuantizedRows) and tensor_core_gemv.fits(one_row, x, weight)
 
 
-def choose_anywhere(x: Any, weight: Any) -> str:
+def choose_anywhere(x: Array, weight: Any) -> str:
     """The variant of every GPU: a GEMV for few rows of x if a row of codes is whole 16-byte loads, else the widened matrix."""
     return GEMV if x.shape[0] <= MOST_ROWS_OF_GEMV and weight.codes.shape[1] % 16 == 0 else WIDENED
 
 
-def choose_w8a8(one_row: tensor_core_gemv.Format, x: Any, weight: Any) -> str:
+def choose_w8a8(one_row: tensor_core_gemv.Format, x: Array, weight: Any) -> str:
     """The variant of int8 or fp8; on Hopper the GEMMs over codes were faster on an H200 from one row on."""
     if suits_tensor_cores(one_row, x, weight):
         return TENSOR_CORE_GEMV
@@ -72,7 +73,7 @@ def choose_w8a8(one_row: tensor_core_gemv.Format, x: Any, weight: Any) -> str:
     return choose_anywhere(x, weight)
 
 
-def choose_four_bits(one_row: tensor_core_gemv.Format, few_rows: batched_gemv.Format, x: Any, weight: Any) -> str:
+def choose_four_bits(one_row: tensor_core_gemv.Format, few_rows: batched_gemv.Format, x: Array, weight: Any) -> str:
     """The variant of int4 or NF4; on Hopper the batched GEMV, which splits K over a cluster, or the mixed-input GEMM."""
     if suits_tensor_cores(one_row, x, weight):
         return TENSOR_CORE_GEMV
@@ -83,13 +84,13 @@ def choose_four_bits(one_row: tensor_core_gemv.Format, few_rows: batched_gemv.Fo
     return choose_mixed_input(x, weight)
 
 
-def choose_mixed_input(x: Any, weight: Any) -> str:
+def choose_mixed_input(x: Array, weight: Any) -> str:
     """The variant of int8 in groups: the mixed-input GEMM for the rows of x for which a GEMV took longer on an H100."""
     is_faster = x.shape[0] >= FEWEST_ROWS_OF_TILES and on_hopper(weight.codes) and gemm.fits(x, weight)
     return WGMMA if is_faster else choose_anywhere(x, weight)
 
 
-def choose_fp8_block(x: Any, weight: Any) -> str:
+def choose_fp8_block(x: Array, weight: Any) -> str:
     """The variant of fp8 in blocks; thresholds measured on an H200."""
     return WGMMA if x.shape[0] > 1 and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight) else choose_anywhere(x, weight)
 
@@ -97,7 +98,7 @@ def choose_fp8_block(x: Any, weight: Any) -> str:
 def make_gated(launchers: Mapping[str, Callable], fits_wgmma: Callable[[Any, Any], bool], any_dtype: bool = False) -> Callable:
     """LinearKernels.gated by the launchers that fuse silu(gate) * up. any_dtype: wgmma's takes outputs of float32, too."""
 
-    def gated(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Callable | None:
+    def gated(variant: str, x: Array, weight: Any, out_dtype: np.dtype) -> Callable | None:
         if variant in (TENSOR_CORE_GEMV, BATCHED_GEMV):
             fits = out_dtype == x.dtype
         else:
@@ -107,7 +108,7 @@ def make_gated(launchers: Mapping[str, Callable], fits_wgmma: Callable[[Any, Any
     return gated
 
 
-def fits_normed(one_row: tensor_core_gemv.Format, x: Any, weight: Any) -> bool:
+def fits_normed(one_row: tensor_core_gemv.Format, x: Array, weight: Any) -> bool:
     """Whether the GEMV fused with the norm before it supports these arrays.
 
     x * norm is rounded before the division by the root mean square. Large activations would overflow float16, but not codes.
@@ -125,7 +126,7 @@ def of_one_row(one_row: tensor_core_gemv.Format) -> dict[str, Any]:
     )
 
 
-def w8a8(code: str, dtype: str, gemv: Any, widen: Any, one_row: tensor_core_gemv.Format) -> LinearKernels:
+def w8a8(code: str, dtype: str, gemv: Callable, widen: Callable, one_row: tensor_core_gemv.Format) -> LinearKernels:
     """The kernels of int8 or fp8. code: the format's name; dtype: that of the codes on tensor cores."""
     quantise, of_codes, fused = functools.partial(quantize_rows, code=code), (GEMV, FLAT, WGMMA), of_one_row(one_row)
     runs = {FLAT: tensor_core.run_flat, WGMMA: tensor_core.run_wgmma}
@@ -145,7 +146,7 @@ def w8a8(code: str, dtype: str, gemv: Any, widen: Any, one_row: tensor_core_gemv
 
 
 def four_bits(
-    gemv: Any, dequantize: Any, tiles: Any, gated_tiles: Any, one_row: tensor_core_gemv.Format, few_rows: batched_gemv.Format
+    gemv: Callable, dequantize: Callable, tiles: Any, gated_tiles: Any, one_row: tensor_core_gemv.Format, few_rows: batched_gemv.Format
 ) -> LinearKernels:
     """The kernels of int4 or NF4. tiles, gated_tiles: the mixed-input GEMM, without and with silu(gate) * up."""
     fused, batched, gated_batched = of_one_row(one_row), batched_gemv.make_gemv(few_rows), batched_gemv.make_gated_gemv(few_rows)
@@ -161,7 +162,7 @@ def four_bits(
     )
 
 
-def fits_gated_tiles(x: Any, weight: Any) -> bool:
+def fits_gated_tiles(x: Array, weight: Any) -> bool:
     """Whether the mixed-input GEMM fused with silu(gate) * up supports these arrays."""
     return gemm.fits(x, weight, True)
 

@@ -6,7 +6,8 @@ projection is split separately, by heads or rows, so that a rank holds matching 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -105,6 +106,50 @@ class StoredLinear:
     def biases(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the biases, which no format quantises."""
         return {f"{one.name}.bias": (one.outputs,) for one in self.projections if one.bias}
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a header; `begin` and `end` are byte offsets from the start of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class StoredWeights(Protocol):
+    """The tensors of a model by Hugging Face's names, from a directory, a GGUF file, or drawn at random."""
+
+    @property
+    def directory(self) -> Path | str:
+        """The source of the tensors, for error messages."""
+
+    @property
+    def described_by(self) -> str:
+        """The file that gives the tensors' number and shapes, for error messages."""
+
+    @property
+    def allow_nonfinite_weights(self) -> bool:
+        """Whether `tensor` returns NaN and infinity."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+
+    def stored_name(self, name: str) -> str:
+        """The name of a tensor in the file itself."""
+
+    def entry(self, name: str) -> TensorEntry:
+        """Dtype, shape and bytes of a tensor, known before it is read."""
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The values of a tensor. Raises CheckpointError for NaN or infinity."""
+
+    def dtype(self, quantized: bool = False) -> np.dtype:
+        """The dtype to compute in; quantized: tensors of codes are ignored."""
 
 
 def stacked_linear(projections: tuple[Projection, ...], axis: int = OUTPUTS) -> Any:

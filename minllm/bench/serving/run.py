@@ -26,7 +26,7 @@ COMPLETE = ("stop", "length")  # finish reasons of a completely served request
 class Engine(Protocol):
     """The interface of LLMEngine that the driver uses."""
 
-    def add_request(self, request_id: str, prompt: Any, sampling_params: SamplingParams) -> None:
+    def add_request(self, request_id: str, prompt: object, sampling_params: SamplingParams) -> None:
         """Queue a request."""
 
     def abort_request(self, request_id: str) -> None:

@@ -10,7 +10,6 @@ it, --request-rate determines the arrivals. Other keys are ignored.
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 from minllm.bench.serving.workload import MOST_TOKENS, BenchRequest, random_prompt
 from minllm.errors import InvalidOptionError
@@ -64,7 +63,7 @@ class Line:
         return text
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """The value as JSON, as in a trace file."""
     return json.dumps(value, ensure_ascii=False)
 

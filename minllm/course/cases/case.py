@@ -69,7 +69,7 @@ class Finding:
         return self.message or "Nothing found: the results are right, and no detector complains."
 
 
-def finding(case: Case, suspect: Any) -> Finding:
+def finding(case: Case, suspect: object) -> Finding:
     """Run a kernel, function or class with the case's `examine`, with all detectors on."""
     try:
         with detecting():

@@ -1,6 +1,5 @@
 """Shows a detective case on a page: the story and the broken code; hint, finding and solution are collapsed."""
 
-from typing import Any
 
 from minllm.course.cases import find
 from minllm.course.cases.case import Case, Finding, finding
@@ -38,7 +37,7 @@ def show_case(name: str) -> CasePage:
     return CasePage(find(name))
 
 
-def investigate(name: str, mine: Any = None) -> Finding:
+def investigate(name: str, mine: object = None) -> Finding:
     """The simulator's finding for the case's code, or for a reader's.
 
     Raises ExerciseError for an unknown name.

@@ -21,8 +21,8 @@ class Note:
     """A result, the expected value (None: exactly the solution's result), and the tolerance for `mismatch.differing`."""
 
     name: str
-    got: Any
-    expected: Any = None
+    got: object
+    expected: object = None
     tolerance: float | None = None
 
 
@@ -32,7 +32,7 @@ class _Notes:
     current: list[Note] | None = None
 
 
-def note(name: str, got: Any, expected: Any = None, tolerance: float | None = None) -> None:
+def note(name: str, got: object, expected: object = None, tolerance: float | None = None) -> None:
     """Record a result, if results are being collected."""
     if _Notes.current is not None:
         got = np.array(got) if isinstance(got, np.ndarray) else got  # the caller may write into it later
@@ -50,7 +50,7 @@ def collecting(wanted: bool = True) -> Iterator[list[Note]]:
         _Notes.current = before
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A result as a value for JSON: numbers as bytes, anything else as its repr."""
     if isinstance(value, (np.ndarray, np.generic, int, float)) and not isinstance(value, bool):
         array = np.asarray(value)
@@ -59,7 +59,7 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def restored(value: Any) -> Any:
+def restored(value: object) -> Any:
     """The inverse of `plain`: an array, or a string.
 
     Raises ValueError, TypeError or KeyError for any other value.

@@ -111,7 +111,7 @@ def copy_with(place: str, name: str, replacement: types.ModuleType) -> types.Mod
         sys.modules[name] = own
 
 
-def name_of(thing: Any) -> str:
+def name_of(thing: object) -> str:
     """The name of a function, kernel or dispatcher."""
     plain = thing.func if isinstance(thing, functools.partial) else thing
     return getattr(plain, "__name__", "")

@@ -16,6 +16,7 @@ from minllm.bench.timing import CudaClock, median_seconds
 from minllm.catalogue.noise import Noise
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Rung
+from minllm.runtime.array_protocol import Array
 from minllm.weights.formats import plain_linear
 
 ASKED = 0.5  # required speed relative to the package's
@@ -29,7 +30,7 @@ class Problem:
     """Allocated arrays; launcher(*arguments, **options) writes `out`. work: bytes, or FLOPs if `counts_flops`."""
 
     arguments: tuple
-    out: Any
+    out: Array
     work: int
     counts_flops: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)

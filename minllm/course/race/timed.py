@@ -25,6 +25,8 @@ from minllm.errors import ExerciseError, InvalidOptionError
 from minllm.figures.bars import Bar, bars
 from minllm.figures.figure import Figure
 from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.protocol import Ops
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import current_device
 
 HALF_TOLERANCE = 1e-2  # relative error that float16 may have
@@ -67,7 +69,7 @@ class ReaderClock(CudaClock):
 class Interface:
     """A DeviceArray with the CUDA array interface, from which Numba makes an array over the same memory."""
 
-    def __init__(self, array: Any):
+    def __init__(self, array: Array):
         self.array = array  # keeps the memory alive
         self.__cuda_array_interface__ = dict(shape=array.shape, typestr=array.dtype.str, data=(array.pointer, False), version=2)
 
@@ -132,7 +134,7 @@ def check_result(contest: Contest, out: np.ndarray, host: Arrays, dtype: np.dtyp
 Contender = tuple[str, Sequence[Call], Any]  # name, one launch per set of inputs, clock
 
 
-def peers_of(contest: Contest, arrays: Sequence[Arrays], dtype: np.dtype, ops: Any) -> tuple[list[Contender], list[str]]:
+def peers_of(contest: Contest, arrays: Sequence[Arrays], dtype: np.dtype, ops: Ops) -> tuple[list[Contender], list[str]]:
     """(PyTorch's contenders, remarks on those that are missing)."""
     names = contest.peers(dtype)
     if not names:

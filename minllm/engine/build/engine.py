@@ -37,7 +37,7 @@ from minllm.engine.progress import Progress
 from minllm.engine.ranks.share import RankShare, captures_steps
 from minllm.engine.requests.default_params import default_sampling_params
 from minllm.engine.requests.grammar import Grammars
-from minllm.engine.running.machine import CudaMachine, HostMachine
+from minllm.engine.running.machine import CudaMachine, HostMachine, Machine
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
 from minllm.engine.scheduling.length_prediction import LENGTH_PREDICTIONS
@@ -48,6 +48,7 @@ from minllm.models.config import ModelConfig
 from minllm.models.generation_config import GenerationConfig
 from minllm.models.model import Model, load_model
 from minllm.models.tokenizer import Tokenizer
+from minllm.ops.protocol import Ops
 from minllm.parallel.processes import OtherRanks
 from minllm.runtime.compile_ahead import CompileAhead
 
@@ -58,7 +59,7 @@ class Engine:
 
     path: Path  # the model's directory or file
     device: str  # "cpu" or "cuda"
-    ops: Any
+    ops: Ops
     model: Model
     tokenizer: Tokenizer
     generation_config: GenerationConfig
@@ -163,7 +164,7 @@ def _make_scheduler(plan: Plan, memory: Memory, draft: Model | None) -> Schedule
 
 def _make_runner(plan: Plan, model: Model, memory: Memory, draft: Model | None) -> ModelRunner:
     ops, options, config = plan.ops, plan.options, plan.options.speculation
-    machine: Any = HostMachine() if plan.device == "cpu" else CudaMachine(ops)
+    machine: Machine = HostMachine() if plan.device == "cpu" else CudaMachine(ops)
     max_model_len, speculator = memory.max_model_len, None
     if config is not None:
         source = make_source(config, ops, draft, memory.of_draft, options.max_num_seqs)

@@ -16,10 +16,10 @@ from minllm.models.config import ModelConfig
 from minllm.models.generation_config import GenerationConfig
 from minllm.models.source import ModelSource
 from minllm.models.tokenizer import Tokenizer
-from minllm.models.weights import StoredWeights
 from minllm.ops.protocol import Ops
 from minllm.parallel.dry_run_ranks import Split
 from minllm.weights.format import WeightFormat
+from minllm.weights.stored import StoredWeights
 
 
 @dataclass(frozen=True)

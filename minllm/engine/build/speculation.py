@@ -3,7 +3,6 @@
 import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from minllm.cache.capacity import CacheBudget
 from minllm.cache.kv_cache import CacheShape, KVCache
@@ -15,6 +14,7 @@ from minllm.engine.drafting.draft_model import DraftModel
 from minllm.engine.drafting.lookahead import LookaheadDrafts
 from minllm.engine.drafting.ngrams import NgramDrafts
 from minllm.engine.drafting.tree_model import TreeModel
+from minllm.engine.running.machine import Machine
 from minllm.engine.running.slots import Slots
 from minllm.engine.running.speculator import DraftSource, Speculator
 from minllm.engine.running.step_graphs import TOKEN_STEP
@@ -28,10 +28,11 @@ from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.source import bundled_model, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.tokenizer import Tokenizer
+from minllm.ops.protocol import Ops
 
 
 def load_draft(
-    config: SpeculativeConfig | None, ops: Any, tokenizer: Tokenizer, vocab_size: int, max_model_len: int, random_seed: int | None
+    config: SpeculativeConfig | None, ops: Ops, tokenizer: Tokenizer, vocab_size: int, max_model_len: int, random_seed: int | None
 ) -> Model | None:  # fmt: skip
     """The draft model; None if drafts come from elsewhere. random_seed: for random weights instead of the checkpoint's.
 
@@ -58,7 +59,7 @@ def load_draft(
     return load_model(source.path, ops, max_positions=max_model_len, checkpoint=checkpoint, config=untied_if_stored(found, checkpoint))
 
 
-def draft_shape(draft: Model | None, ops: Any, device: str, block_size: int) -> CacheShape | None:
+def draft_shape(draft: Model | None, ops: Ops, device: str, block_size: int) -> CacheShape | None:
     """The shape of a draft model's cache; None without a draft model."""
     if draft is None:
         return None
@@ -75,12 +76,12 @@ def budget_beside_draft(budget: CacheBudget, shape: CacheShape, of_draft: CacheS
     return replace(budget, num_bytes=budget.num_bytes * ours // (ours + theirs))
 
 
-def draft_cache(of_draft: CacheShape | None, ops: Any, policy: CachePolicy) -> KVCache | None:
+def draft_cache(of_draft: CacheShape | None, ops: Ops, policy: CachePolicy) -> KVCache | None:
     """A draft model's cache, under the policy's block tables."""
     return None if of_draft is None else KVCache(ops, replace(of_draft, block_size=policy.block_size), policy.num_blocks)
 
 
-def make_source(config: SpeculativeConfig, ops: Any, draft: Model | None, cache: KVCache | None, num_slots: int) -> DraftSource:
+def make_source(config: SpeculativeConfig, ops: Ops, draft: Model | None, cache: KVCache | None, num_slots: int) -> DraftSource:
     """The source of drafts that `config` names."""
     if config.method == "lookahead":
         return LookaheadDrafts(ops, num_slots, *config.lookahead_sizes)
@@ -124,7 +125,7 @@ def _known_gpu() -> Gpu | None:
 
 
 def make_speculator(
-    config: SpeculativeConfig, source: DraftSource, ops: Any, machine: Any, slots: Slots, max_model_len: int, cache: KVCache
+    config: SpeculativeConfig, source: DraftSource, ops: Ops, machine: Machine, slots: Slots, max_model_len: int, cache: KVCache
 ) -> Speculator:  # fmt: skip
     """The speculator of these slots. cache: the model's. Raises InvalidOptionError if no sequence is long enough for the drafts."""
     num_drafts = config.num_drafts

@@ -9,9 +9,9 @@ from minllm.models.gguf.gguf_model import GgufModel
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.source import ModelSource, bundled_model, open_source
 from minllm.models.tied_head import untied_if_stored
-from minllm.models.weights import StoredWeights
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS, quantizations
+from minllm.weights.stored import StoredWeights
 
 
 def model_source(options: EngineOptions) -> ModelSource:

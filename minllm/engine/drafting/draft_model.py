@@ -18,13 +18,14 @@ import numpy as np
 
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
+from minllm.engine.running.machine import Machine
 from minllm.engine.running.speculator import Chosen
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.models.decoder import forward, hidden_states
 from minllm.models.model import Model
-from minllm.ops.protocol import Array, Batch
+from minllm.ops.protocol import Array, Batch, Ops
 
 SALT = 0x9E3779B9  # 2^32 / golden ratio; gives drafts other random numbers than the sampler's
 
@@ -34,7 +35,7 @@ class DraftModel:
 
     reads_history, reads_room = False, True
 
-    def __init__(self, ops: Any, model: Model, cache: KVCache, draws: bool = True):
+    def __init__(self, ops: Ops, model: Model, cache: KVCache, draws: bool = True):
         self.ops, self.model, self.cache, self.draws = ops, model, cache, draws
         self._starts: dict[tuple[int, int], Any] = {}  # (sequences, rows per sequence) -> query_start
 
@@ -42,7 +43,7 @@ class DraftModel:
         """See DraftSource."""
         self.cache.copy_blocks(self.ops, copies)
 
-    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
+    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Machine) -> None:
         """See DraftSource."""
 
     def compute_keys(self, batch: Batch) -> None:

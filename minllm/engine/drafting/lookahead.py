@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from minllm.engine.running.machine import Machine
 from minllm.engine.running.speculator import Chosen
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.lookahead import LookaheadState
 from minllm.kernels.speculation.state import DraftState
-from minllm.ops.protocol import Array, Batch
+from minllm.ops.protocol import Array, Batch, Ops
 
 
 class LookaheadDrafts:
@@ -17,14 +18,14 @@ class LookaheadDrafts:
 
     reads_history, reads_room, draws = False, False, False
 
-    def __init__(self, ops: Any, num_slots: int, window: int, ngram_size: int, guesses: int):
+    def __init__(self, ops: Ops, num_slots: int, window: int, ngram_size: int, guesses: int):
         self.ops = ops
         self.state = LookaheadState.make(ops.zeros, num_slots, window, ngram_size, guesses)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """See DraftSource."""
 
-    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
+    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Machine) -> None:
         """See DraftSource. The window begins with random tokens of the text, as in the paper; the pool is empty."""
         count = self.state.window_nodes - 1
         guesses = np.random.default_rng(len(token_ids)).choice(token_ids, count).astype(np.int32)

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from minllm.engine.running.machine import Machine
 from minllm.engine.running.speculator import Chosen
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
-from minllm.ops.protocol import Array, Batch
+from minllm.ops.protocol import Array, Batch, Ops
 
 
 class NgramDrafts:
@@ -14,13 +15,13 @@ class NgramDrafts:
 
     reads_history, reads_room, draws = True, False, False
 
-    def __init__(self, ops: Any, longest: int, shortest: int):
+    def __init__(self, ops: Ops, longest: int, shortest: int):
         self.ops, self.longest, self.shortest = ops, longest, shortest
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """See DraftSource."""
 
-    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
+    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Machine) -> None:
         """See DraftSource."""
 
     def compute_keys(self, batch: Batch) -> None:

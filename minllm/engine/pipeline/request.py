@@ -3,7 +3,7 @@
 from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from minllm.engine.requests.completions import output_of
 from minllm.engine.requests.outputs import CompletionOutput, RequestMetrics, RequestOutput
@@ -36,7 +36,7 @@ class PipelineRequest:
     """
 
     request_id: str
-    prompt: Any
+    prompt: object
     params: SamplingParams | None
     reader: Reader
     arrival_time: float

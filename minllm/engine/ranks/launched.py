@@ -43,7 +43,7 @@ class Call(NamedTuple):
 class Returned(NamedTuple):
     """A message: the return value or the error of a call on rank 0."""
 
-    value: Any
+    value: object
     error: Exception | None
 
 
@@ -56,7 +56,7 @@ class LaunchedProgram:
         self.check, self.failed, self.end, self.replies, self.close = ranks.check, ranks.failed, ranks.end, ranks.replies, ranks.close
         self._is_in_call = False
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Send a message to every other rank, which must be in the same call. Raises RankError or InvalidRequestError."""
         if not self._is_in_call:
             raise InvalidRequestError(

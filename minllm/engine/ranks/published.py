@@ -136,6 +136,6 @@ def _show_tokens(view: SequenceView, span: Span) -> None:
         view.tokens = span.sequence.token_ids(span.start, min(span.start + span.length + 1, span.sequence.num_tokens))
 
 
-def _without_functions(params: Any) -> SamplingParams:
+def _without_functions(params: SamplingParams) -> SamplingParams:
     """The parameters without logits processors, which cannot be sent."""
     return replace(params, logits_processors=None) if params.logits_processors else params

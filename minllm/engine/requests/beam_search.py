@@ -17,13 +17,17 @@ Sources: Lowerre, "The HARPY speech recognition system", 1976; the score and the
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from minllm.engine.requests.beam_search_params import BeamSearchParams
 from minllm.engine.requests.outputs import BeamSearchOutput, BeamSearchSequence, FinishReason, Logprob
 from minllm.engine.requests.sequence import Sequence
+from minllm.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minllm.engine.scheduling.queues import Queues
 
 
 class Candidate(NamedTuple):
@@ -64,7 +68,7 @@ class BeamSearch:
         for beam in beams:
             beam.search, beam.is_held = self, beam is not beams[0]
 
-    def advance(self, queues: Any) -> None:
+    def advance(self, queues: "Queues") -> None:
         """Choose the next beams, once all live beams have their candidates."""
         if not all(beam.is_held for beam in self.live) or self.beams[0].is_finished:
             return
@@ -83,7 +87,7 @@ class BeamSearch:
         else:
             self._extend(chosen, queues)
 
-    def output(self, tokenizer: Any) -> BeamSearchOutput:
+    def output(self, tokenizer: Tokenizer) -> BeamSearchOutput:
         """The best completed sequences, best first."""
         prompt, sequences = self.beams[0].prompt_token_ids, []
         for one in self.completed:
@@ -111,7 +115,7 @@ class BeamSearch:
         bound = chosen[0].logprob / max(shortest**penalty, longest**penalty)
         return self.params.early_stopping or self.completed[-1].score >= bound
 
-    def _extend(self, chosen: list[Candidate], queues: Any) -> None:
+    def _extend(self, chosen: list[Candidate], queues: "Queues") -> None:
         """Continue each parent as its best child; its other children take over beams without a child."""
         parents = {one.beam for one in chosen}
         idle = [beam for beam in self.beams if beam not in parents]

@@ -17,7 +17,7 @@ class ChatOptions:
     template_kwargs: dict[str, Any] | None = None
 
 
-def chat_prompt(messages: Any, options: ChatOptions, tokenizer, max_model_len: int | None) -> TokensPrompt:
+def chat_prompt(messages: object, options: ChatOptions, tokenizer, max_model_len: int | None) -> TokensPrompt:
     """The text and token ids of a conversation; the template itself writes the tokens that begin a text. Raises InvalidRequestError.
 
     max_model_len: as in check_chars.

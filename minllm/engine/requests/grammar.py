@@ -13,12 +13,14 @@ import functools
 import itertools
 import re
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 from minllm.errors import Contained, InvalidOptionError, InvalidRequestError, SamplingError, shown
+from minllm.models.tokenizer import Tokenizer
 
 LONGEST_MESSAGE = 400  # characters
 KEPT = 64  # compiled grammars that are kept for later requests
@@ -51,7 +53,7 @@ class Grammar:
 class Grammars:
     """The grammars of an engine's requests, over its vocabulary. Raises InvalidOptionError if llguidance is not installed."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int], is_late: bool = False):
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int], is_late: bool = False):
         """eos_token_ids: the model's own; a grammar's end needs one of them.
 
         is_late: the runner fills a step's masks when the tokens of the step before have been taken, so that its forward can be launched
@@ -131,7 +133,7 @@ class _Vocabulary:
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]):
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]):
         texts = list(tokenizer.token_texts.texts[:vocab_size])
         self._encode = tokenizer.encode
         self.tokens = texts + [b""] * (vocab_size - len(texts))
@@ -142,7 +144,7 @@ class _Vocabulary:
         return self._encode(text, add_special_tokens=False)
 
 
-def _vocabulary(tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> Any:
+def _vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> Any:
     try:
         from llguidance import LLTokenizer
     except ImportError as error:
@@ -159,7 +161,7 @@ def _first_part(message: str) -> str:
     return shown(re.sub(r"^(at )?\d+\(\d+\): ", "", text).strip(), LONGEST_MESSAGE)
 
 
-def _on_a_long_stack(work: Any) -> Any:
+def _on_a_long_stack(work: Callable[[], Any]) -> Any:
     """The result of `work`, which a thread with a stack of STACK_BYTES computes."""
     found: list[Any] = []
 

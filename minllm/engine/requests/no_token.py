@@ -1,9 +1,9 @@
 """Why no next token can be chosen for a request: the errors that end it, and no other request."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.engine.requests.sequence import Sequence
 from minllm.errors import SamplingError, shown
@@ -32,7 +32,7 @@ def not_finite_error(sequence: Sequence, place: str) -> SamplingError:
     return SamplingError(f"The logits of {sequence} for {place} hold NaN or infinity: {cause}")
 
 
-def check_finite(scores: Any, dtype: Any) -> None:
+def check_finite(scores: np.ndarray, dtype: DTypeLike) -> None:
     """Raise SamplingError if a score, made from logits of a forward in this dtype, is NaN."""
     if np.isnan(scores).any():
         raise SamplingError(f"The logits of this text hold NaN or infinity: {overflow_cause(np.dtype(dtype).name)}")

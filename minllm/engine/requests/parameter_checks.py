@@ -8,19 +8,19 @@ from typing import Any, NoReturn
 from minllm.errors import InvalidRequestError, shown
 
 
-def refuse(name: str, given: Any, allowed: str, advice: str = "") -> NoReturn:
+def refuse(name: str, given: object, allowed: str, advice: str = "") -> NoReturn:
     """Raise InvalidRequestError for a parameter's value."""
     raise InvalidRequestError(f"{name}={shown(given)} is not allowed: {name} is {allowed}{'; ' + advice if advice else ''}")
 
 
-def integer(name: str, value: Any, low: int, high: int | None, allowed: str) -> int:
+def integer(name: str, value: object, low: int, high: int | None, allowed: str) -> int:
     """`value` as an int within [low, high]; True and 3.0 are refused, because they are usually mistakes."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low or (high is not None and int(value) > high):
         refuse(name, value, allowed)
     return int(value)
 
 
-def real(name: str, value: Any, low: float, high: float, allowed: str, low_is_allowed: bool = True) -> float:
+def real(name: str, value: object, low: float, high: float, allowed: str, low_is_allowed: bool = True) -> float:
     """`value` as a finite float within [low, high], or (low, high]."""
     number = _finite(value)
     if number is None or number > high or (number < low if low_is_allowed else number <= low):
@@ -28,7 +28,7 @@ def real(name: str, value: Any, low: float, high: float, allowed: str, low_is_al
     return number
 
 
-def _finite(value: Any) -> float | None:
+def _finite(value: object) -> float | None:
     """A real number as a finite float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
@@ -39,14 +39,14 @@ def _finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """`value`, which is True or False."""
     if not isinstance(value, bool):
         refuse(name, value, "True or False")
     return value
 
 
-def strings(name: str, value: Any) -> tuple[str, ...]:
+def strings(name: str, value: object) -> tuple[str, ...]:
     """A string, or a list of strings, without repetitions; () for None."""
     texts = () if value is None else (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
@@ -54,7 +54,7 @@ def strings(name: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def token_ids(name: str, value: Any) -> tuple[int, ...]:
+def token_ids(name: str, value: object) -> tuple[int, ...]:
     """A list of token ids, without repetitions; () for None."""
     ids = () if value is None else value
     if not isinstance(ids, list | tuple):
@@ -62,11 +62,11 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(_token_id(f"{name}[{index}]", token_id) for index, token_id in enumerate(ids)))
 
 
-def _token_id(name: str, value: Any) -> int:
+def _token_id(name: str, value: object) -> int:
     return integer(name, value, 0, None, "an integer of at least 0")
 
 
-def biases(name: str, value: Any, most: float) -> dict[int, float] | None:
+def biases(name: str, value: object, most: float) -> dict[int, float] | None:
     """{token id: bias}, with ids as integers or as the decimal texts that JSON has for keys; None for no bias."""
     if value is None:
         return None
@@ -81,7 +81,7 @@ def biases(name: str, value: Any, most: float) -> dict[int, float] | None:
     return found or None
 
 
-def _is_decimal(key: Any) -> bool:
+def _is_decimal(key: object) -> bool:
     """Whether a key is a text of a few decimal digits. int() would also take spaces, underscores and other scripts' digits."""
     return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 19
 

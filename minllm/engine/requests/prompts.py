@@ -38,7 +38,7 @@ class PromptTokens(NamedTuple):
     cache_salt: str = ""
 
 
-def is_single(prompts: Any) -> bool:
+def is_single(prompts: object) -> bool:
     """Whether this is one prompt (a text, a dictionary, or a list that contains a number) rather than a list of prompts."""
     if isinstance(prompts, np.ndarray):
         return prompts.ndim == 1
@@ -61,7 +61,7 @@ def check_chars(text: str, most_chars_per_token: int | None, max_model_len: int 
 
 
 def parse_prompts(
-    prompts: Any, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int | None, most_chars_per_token: int | None = None
+    prompts: object, encode: Callable[[str], list[int]], vocab_size: int, max_model_len: int | None, most_chars_per_token: int | None = None
 ) -> list[PromptTokens]:
     """Convert one prompt or a list of them, each a text, a list of token ids, or a dictionary with either, to token ids.
 
@@ -101,7 +101,7 @@ def naming_the_prompt(index: int, count: int) -> Iterator[None]:
         raise type(error)(f"Prompt {index} of {count}, counted from 0: {error} Nothing was computed.") from error
 
 
-def _parse(prompt: Any, encode: Callable[[str], list[int]], vocab_size: int) -> PromptTokens:
+def _parse(prompt: object, encode: Callable[[str], list[int]], vocab_size: int) -> PromptTokens:
     if isinstance(prompt, str):
         return PromptTokens(prompt, checked_token_ids(encode(prompt), vocab_size))
     if not isinstance(prompt, Mapping):
@@ -123,7 +123,7 @@ def _checked_fields(prompt: Mapping[str, Any]) -> tuple[str | None, Any, str]:
     return text, token_ids, checked_salt(prompt.get("cache_salt"))
 
 
-def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
+def checked_token_ids(token_ids: object, vocab_size: int) -> list[int]:
     """A list of at least one int from 0 to vocab_size - 1. Raises InvalidRequestError otherwise."""
     if not isinstance(token_ids, list | tuple | np.ndarray) or (isinstance(token_ids, np.ndarray) and token_ids.ndim == 0):
         raise InvalidRequestError(f"{shown(token_ids)} is not a prompt: give a string or a list of token ids.")
@@ -141,14 +141,14 @@ def checked_token_ids(token_ids: Any, vocab_size: int) -> list[int]:
     return [int(token_id) for token_id in token_ids]
 
 
-def checked_salt(salt: Any) -> str:
+def checked_salt(salt: object) -> str:
     """A cache salt; "" for None. Raises InvalidRequestError for one that is not a text, or empty."""
     if not (salt is None or (isinstance(salt, str) and salt)):
         raise InvalidRequestError(f"cache_salt={shown(salt)} is not allowed: it is a text of at least one character, or None for no salt.")
     return "" if salt is None else salt
 
 
-def checked_salts(cache_salt: Any, prompts: list[PromptTokens]) -> list[str]:
+def checked_salts(cache_salt: object, prompts: list[PromptTokens]) -> list[str]:
     """The salt of each prompt: its own, or else the call's `cache_salt`, one for all prompts or a list with one for each.
 
     Raises InvalidRequestError for a wrong salt, for a list of the wrong length, and for a prompt that is given two different salts.

@@ -1,14 +1,13 @@
 """Checks of a request against the model that is to run it: ids within the vocabulary, a prompt within the context."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from minllm.engine.requests.prompts import PromptTokens
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError, shown
 
 
-def check_request(request_id: Any, params: Any) -> None:
+def check_request(request_id: object, params: object) -> None:
     """Raise InvalidRequestError unless the id is a text, and the parameters are a SamplingParams, or None for the model's defaults."""
     if not isinstance(request_id, str):
         raise InvalidRequestError(f"request_id={shown(request_id)} is not allowed: it is a text.")

@@ -14,6 +14,7 @@ from minllm.engine.requests.request_checks import check_context, check_vocabular
 from minllm.engine.requests.sampling_params import MAX_LOGPROBS, LogitsProcessor, SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.requests.truncation import truncated
+from minllm.models.tokenizer import Tokenizer
 
 
 def make_sequences(
@@ -84,7 +85,7 @@ def make_beams(
     return beams
 
 
-def _bad_words(params: SamplingParams, tokenizer: Any, ending_token_ids: set[int]) -> BadWords:
+def _bad_words(params: SamplingParams, tokenizer: Tokenizer, ending_token_ids: set[int]) -> BadWords:
     hidden = frozenset() if params.include_stop_str_in_output else frozenset(ending_token_ids)
     if params.skip_special_tokens:
         hidden |= tokenizer.special_token_ids

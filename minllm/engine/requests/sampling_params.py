@@ -204,7 +204,7 @@ class SamplingParams:
         return self.n if self.best_of is None else self.best_of
 
 
-def _number_of_logprobs(name: str, value: Any) -> int | None:
+def _number_of_logprobs(name: str, value: object) -> int | None:
     return None if value is None else integer(name, value, 0, MAX_LOGPROBS, f"None or an integer from 0 to {MAX_LOGPROBS}")
 
 

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minllm.engine.requests.output_text import OutputText
 from minllm.engine.requests.outputs import FinishReason, Logprob
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import as_exception
+
+if TYPE_CHECKING:
+    from minllm.engine.requests.grammar import Grammar
 
 NO_SLOT = -1
 LONGEST_SCORED_CHUNK = 512  # tokens: their logits are 512 times the vocabulary's size in float32, 263 MB for Llama 3
@@ -42,7 +45,7 @@ class Sequence:
     index: int = 0  # index of the completion in its request
     logits_processors: tuple[Callable, ...] = ()  # functions of (output_token_ids, logits), run on the host
     banned_token_ids: tuple[int, ...] = ()
-    grammar: Any = None  # the Grammar of a structured output; None if the output is free
+    grammar: "Grammar | None" = None  # of a structured output; None if the output is free
     dtype: str = "float32"  # of the model's activations, which names the cause of logits that are not finite
     siblings: list["Sequence"] = field(default_factory=list)  # further completions of the prompt, which wait until it is computed
     priority: int = 0  # lower runs earlier

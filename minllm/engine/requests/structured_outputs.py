@@ -101,7 +101,7 @@ class StructuredOutputsParams:
         return {} if self.whitespace_pattern is None else {"x-guidance": {"whitespace_pattern": self.whitespace_pattern}}
 
 
-def _text(name: str, value: Any, longest: int = LONGEST) -> str:
+def _text(name: str, value: object, longest: int = LONGEST) -> str:
     """A string of valid Unicode that is not empty, and not too long."""
     if not isinstance(value, str) or not value:
         refuse(name, value, "a string that is not empty")
@@ -118,14 +118,14 @@ def _check_expressions(name: str, part: str, lengths: Iterable[int]) -> None:
         raise InvalidRequestError(f"{name} has {part} of {most} characters, and at most {LONGEST_EXPRESSION} are allowed: split it.")
 
 
-def _choices(value: Any) -> tuple[str, ...]:
+def _choices(value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value or not all(isinstance(text, str) for text in value):
         refuse("choice", value, "a list of at least one string")
     _text("choice", "\n".join(value) or "\n")
     return tuple(dict.fromkeys(value))
 
 
-def _schema(value: Any) -> str:
+def _schema(value: object) -> str:
     """The text of a JSON schema, given as a dictionary or as text."""
     allowed = "a JSON schema: a dictionary, or the text of a JSON object"
     try:

@@ -4,14 +4,14 @@ Text is cut from the left, as by transformers with truncation_side="left": the t
 as BOS, count towards the length and stay. So does a BOS that a chat template or the caller has written.
 """
 
-from typing import Any
 
 from minllm.engine.requests.prompts import PromptTokens
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError, shown
+from minllm.models.tokenizer import Tokenizer
 
 
-def truncated(prompt: PromptTokens, params: SamplingParams, max_model_len: int, tokenizer: Any) -> PromptTokens:
+def truncated(prompt: PromptTokens, params: SamplingParams, max_model_len: int, tokenizer: Tokenizer) -> PromptTokens:
     """The prompt with at most truncate_prompt_tokens tokens; its text stays whole, as given.
 
     -1 is the length that leaves room for max_tokens in max_model_len, or for one token if max_tokens is None. Raises InvalidRequestError
@@ -34,7 +34,7 @@ def truncated(prompt: PromptTokens, params: SamplingParams, max_model_len: int, 
     return prompt._replace(token_ids=before + token_ids[end - num_kept : end] + after)
 
 
-def _special_tokens_around(token_ids: list[int], tokenizer: Any) -> tuple[list[int], list[int]]:
+def _special_tokens_around(token_ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """The special tokens with which a prompt begins and ends, of those that the tokenizer adds to a text, or BOS."""
     text, whole = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
     first = next(i for i in range(len(whole) - len(text) + 1) if whole[i : i + len(text)] == text)

@@ -5,6 +5,9 @@ from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
+
+from minllm.runtime.array_protocol import Array
 
 ALIGNMENT = 64  # int32 elements: every array on the device begins at a multiple of 256 bytes
 SMALLEST_BYTES = 4096  # minimum size of a buffer of host memory
@@ -17,7 +20,7 @@ class PinnedMemory:
         self.machine = machine
         self._idle: dict[int, list[np.ndarray]] = defaultdict(list)  # size in bytes -> unused buffers
 
-    def take(self, shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    def take(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
         """(memory, the array in it). Return the memory with give_back when all copies from or to it have ended."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         size = max(SMALLEST_BYTES, 1 << max(0, nbytes - 1).bit_length())
@@ -49,7 +52,7 @@ class Uploads:
         self.write(device, packed)
         return {name: device[starts[name] : starts[name] + array.size].reshape(array.shape) for name, array in arrays.items()}
 
-    def write(self, device: Any, host: np.ndarray) -> None:
+    def write(self, device: Array, host: np.ndarray) -> None:
         """Overwrite an array on the device."""
         memory, pinned = self.memory.take(host.shape, host.dtype)
         pinned[...] = host

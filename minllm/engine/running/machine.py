@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from minllm.ops.protocol import Array
 
@@ -29,7 +30,7 @@ class HostMachine:
     def use_in_this_thread(self) -> None:
         """Nothing to do."""
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """Host memory for `read_later` and `write_later`."""
         return np.empty(shape, dtype)
 
@@ -66,7 +67,7 @@ class CudaMachine:
 
         current_device()
 
-    def pinned(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """A page-locked host array; a pageable one with the option pinned=False."""
         from minllm.runtime.memory import pinned_empty
 
@@ -104,3 +105,6 @@ class CudaMachine:
         from minllm.runtime.graph import CapturedGraph
 
         return CapturedGraph(function, self.stream, self.memory, self.graph_memory)
+
+
+Machine = HostMachine | CudaMachine

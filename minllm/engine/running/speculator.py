@@ -18,13 +18,14 @@ import numpy as np
 
 from minllm.cache.kv_cache import KVCache
 from minllm.engine.requests.sequence import Sequence
+from minllm.engine.running.machine import Machine
 from minllm.engine.running.slots import Slots
 from minllm.errors import CaptureError
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.token_tree import TokenTree
-from minllm.ops.protocol import Array, Batch
+from minllm.ops.protocol import Array, Batch, Ops
 
 
 class Chosen(NamedTuple):
@@ -50,7 +51,7 @@ class DraftSource(Protocol):
         """Copy blocks, pairs (source, destination), as in the model's cache; does nothing for a source without its own cache."""
         ...
 
-    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Any) -> None:
+    def enter(self, slot: int, token_ids: list[int], drafts: DraftState, machine: Machine) -> None:
         """Reset the source's state of a slot, which a sequence with these tokens has entered."""
         ...
 
@@ -66,7 +67,7 @@ class DraftSource(Protocol):
         ...
 
 
-def compact(ops: Any, cache: KVCache, batch: Batch, path: Array, counts: Array) -> None:
+def compact(ops: Ops, cache: KVCache, batch: Batch, path: Array, counts: Array) -> None:
     """Move the accepted path of each run of the batch to consecutive slots of a cache."""
     for array in cache.arrays:
         ops.compact_path(array, batch.slot_mapping, path, counts)
@@ -81,8 +82,8 @@ class Speculator:
     """
 
     def __init__(
-        self, ops: Any, machine: Any, slots: Slots, source: DraftSource, num_drafts: int, width: int, synthetic_rate: float | None = None,
-        tree: TokenTree | None = None, cache: KVCache | None = None,
+        self, ops: Ops, machine: Machine, slots: Slots, source: DraftSource, num_drafts: int, width: int,
+        synthetic_rate: float | None = None, tree: TokenTree | None = None, cache: KVCache | None = None,
     ):  # fmt: skip
         """synthetic_rate: for benchmarks, the probability with which a draft is accepted, whatever the model says."""
         self.ops, self.machine, self.slots, self.synthetic_rate = ops, machine, slots, synthetic_rate

@@ -16,6 +16,7 @@ All ranks launch the same all-reduces in the same order, with the same shapes. A
 it in `fault` and continues, so its kernels end. Its results, which it may have passed on, are wrong: a fault of one rank affects all.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 from minllm.errors import DeviceError
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
 from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import check
 from minllm.sim import simulate_ranks
 
@@ -36,11 +38,11 @@ WORD_BYTES = 4  # data bytes per word of the staging memory and of the inbox
 class RankMemory(NamedTuple):
     """One rank's memory, as described above: NumPy arrays for the simulator, else arrays on the rank's GPU."""
 
-    staging: Any
-    signals: Any
-    inbox: Any
-    counters: Any
-    fault: Any
+    staging: Array
+    signals: Array
+    inbox: Array
+    counters: Array
+    fault: Array
 
 
 class Peers(NamedTuple):
@@ -73,7 +75,7 @@ class RankLaunch(NamedTuple):
         self.kernel[self.grid, self.block, stream](*self.arguments)
 
 
-def allocate(ranks: int, most_bytes: int, zeros: Any, inbox_bytes: int | None = None) -> RankMemory:
+def allocate(ranks: int, most_bytes: int, zeros: Callable, inbox_bytes: int | None = None) -> RankMemory:
     """One rank's memory, for messages of up to `most_bytes`, with `low_latency` up to `inbox_bytes`, by default the same.
 
     zeros: zeros(size, dtype) allocates on the rank's GPU, or np.zeros. Raises KernelArgumentError for fewer than 2 ranks or more than 8.
@@ -111,7 +113,7 @@ def check_fault(rank: int, fault: int) -> None:
         )
 
 
-def check_message(x: Any, out: Any, peers: Peers) -> int:
+def check_message(x: Array, out: Array, peers: Peers) -> int:
     """The number of 16-byte vectors of `x`. Raises KernelArgumentError for arrays of other shapes and dtypes, unaligned or not alike."""
     check(2 <= len(peers.memories) <= MOST_RANKS, f"{len(peers.memories)} ranks; an all-reduce takes 2 to {MOST_RANKS}")
     check(x.ndim in (1, 2), f"x has {x.ndim} axes; an all-reduce takes [elements] or [tokens, hidden]")
@@ -126,7 +128,7 @@ def check_message(x: Any, out: Any, peers: Peers) -> int:
     return vectors
 
 
-def check_capacity(name: str, needed: int, memory: Any, parts: int = 2) -> None:
+def check_capacity(name: str, needed: int, memory: Array, parts: int = 2) -> None:
     """Raise KernelArgumentError unless each of the `parts` parts of a memory has `needed` words."""
     check(
         needed <= memory.size // parts,

@@ -12,6 +12,7 @@ import numpy as np
 from minllm.errors import KernelArgumentError
 from minllm.kernels.quantization.formats import KvFormat
 from minllm.kernels.quantization.reference import dequantize_by_channel, dequantize_reference, quantize_by_channel, quantize_reference
+from minllm.runtime.array_protocol import Array
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class QuantizedCache:
     scales per channel have the same effect.
     """
 
-    codes: Any
-    scales: Any
+    codes: Array
+    scales: Array
     format: KvFormat
-    smoothing: Any = None
+    smoothing: Array | None = None
     by_channel: bool = False
 
     @property
@@ -98,7 +99,7 @@ class QuantizedCache:
             self.scales.swapaxes(1, 2)[at] = scales
 
 
-def is_quantized(cache: Any) -> bool:
+def is_quantized(cache: object) -> bool:
     """Whether a key_cache or value_cache is quantised."""
     return isinstance(cache, QuantizedCache)
 

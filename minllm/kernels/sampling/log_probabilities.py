@@ -13,7 +13,7 @@ those that come after the previous one. A second launch, one block per row, redu
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import cuda, float32, int32
@@ -22,6 +22,7 @@ from minllm.kernels.arguments import INDEX_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.reduction import block_sum
 from minllm.kernels.sampling.argmax import NO_TOKEN, PART, QUADS_PER_THREAD, THREADS, WARPS, check_logits, load_quad, parts_of, warp_argmax
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -33,10 +34,10 @@ MOST = 20  # the largest `top`
 class LogProbabilities(NamedTuple):
     """For R rows: the chosen token's log-probability and rank, and the `top` most probable tokens, best first."""
 
-    chosen: Any  # float32 [R]
-    rank: Any  # int32 [R]; 1 = the most probable
-    top_token_ids: Any  # int32 [R, top]
-    top: Any  # float32 [R, top]
+    chosen: Array  # float32 [R]
+    rank: Array  # int32 [R]; 1 = the most probable
+    top_token_ids: Array  # int32 [R, top]
+    top: Array  # float32 [R, top]
 
     @classmethod
     def allocate(cls, empty, rows: int, top: int) -> "LogProbabilities":
@@ -186,11 +187,11 @@ def log_probabilities_of_parts_kernel(
 class LogProbabilitiesScratch:
     """The results of the parts of each row, which the second launch reduces."""
 
-    peaks: Any  # float32 [R, parts]
-    sums: Any  # float32 [R, parts]
-    ranks: Any  # int32 [R, parts]
-    values: Any  # float32 [R, parts, top]
-    tokens: Any  # int32 [R, parts, top]
+    peaks: Array  # float32 [R, parts]
+    sums: Array  # float32 [R, parts]
+    ranks: Array  # int32 [R, parts]
+    values: Array  # float32 [R, parts, top]
+    tokens: Array  # int32 [R, parts, top]
 
     @classmethod
     def allocate(cls, empty, rows: int, vocab: int, top: int) -> "LogProbabilitiesScratch":

@@ -14,7 +14,6 @@ row spans several blocks; a thread computes the noise of its four tokens with on
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import cuda, float32, int32, uint32
@@ -38,6 +37,7 @@ from minllm.kernels.sampling.penalties import penalize, penalize_reference
 from minllm.kernels.sampling.philox import gumbel, gumbel_reference, philox_4x32
 from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -98,10 +98,10 @@ def draw_parts_kernel(logits, slots, thresholds, temperature, seed, step, part_v
 class SampleScratch:
     """Buffers that `sample` needs besides its arguments; see `SampleScratch.allocate`."""
 
-    adjusted: Any  # float32 [R, vocab] for SamplingKind.ADJUSTED, else None
-    thresholds: Any  # float32 [R], None for SamplingKind.GREEDY
-    part_values: Any  # float32 [R, parts]
-    part_tokens: Any  # int32 [R, parts]
+    adjusted: Array  # float32 [R, vocab] for SamplingKind.ADJUSTED, else None
+    thresholds: Array  # float32 [R], None for SamplingKind.GREEDY
+    part_values: Array  # float32 [R, parts]
+    part_tokens: Array  # int32 [R, parts]
 
     @classmethod
     def allocate(cls, empty, rows: int, vocab: int, kind: SamplingKind) -> "SampleScratch":

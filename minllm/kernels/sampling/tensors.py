@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from minllm.runtime.array_protocol import Array
+
 
 class SamplingKind(IntEnum):
     """Which kernels choose the tokens. Each kind also serves the slots of the kinds before it."""
@@ -61,20 +63,20 @@ VOCABULARY_FIELDS = {"token_flags": np.uint8, "output_counts": INT, "logit_bias"
 class SamplingTensors:
     """The parameters of S slots, one array each (NumPy, or on a device)."""
 
-    temperature: Any  # float32 [S]; 0 = greedy
-    top_k: Any  # int32 [S]; keep the k largest logits; 0 = keep all
-    top_p: Any  # float32 [S]; keep the smallest set of tokens that together reach probability p; 1 = keep all
-    min_p: Any  # float32 [S]; keep tokens with at least min_p times the largest probability; 0 = keep all
-    repetition_penalty: Any  # float32 [S]; 1 = none
-    presence_penalty: Any  # float32 [S]; 0 = none
-    frequency_penalty: Any  # float32 [S]; 0 = none
-    seed: Any  # uint32 [S, 2]; low and high half of a 64-bit seed
-    step: Any  # int32 [S]; tokens generated so far: the counter of the random numbers
-    min_tokens: Any  # int32 [S]; tokens that end the text are banned while step < min_tokens
-    adjustments: Any  # int32 [S]; a sum of Adjustment
-    token_flags: Any = None  # uint8 [S, vocab]; sums of TokenFlag
-    output_counts: Any = None  # int32 [S, vocab]; how often each token was generated
-    logit_bias: Any = None  # float32 [S, vocab]; added to the logits
+    temperature: Array  # float32 [S]; 0 = greedy
+    top_k: Array  # int32 [S]; keep the k largest logits; 0 = keep all
+    top_p: Array  # float32 [S]; keep the smallest set of tokens that together reach probability p; 1 = keep all
+    min_p: Array  # float32 [S]; keep tokens with at least min_p times the largest probability; 0 = keep all
+    repetition_penalty: Array  # float32 [S]; 1 = none
+    presence_penalty: Array  # float32 [S]; 0 = none
+    frequency_penalty: Array  # float32 [S]; 0 = none
+    seed: Array  # uint32 [S, 2]; low and high half of a 64-bit seed
+    step: Array  # int32 [S]; tokens generated so far: the counter of the random numbers
+    min_tokens: Array  # int32 [S]; tokens that end the text are banned while step < min_tokens
+    adjustments: Array  # int32 [S]; a sum of Adjustment
+    token_flags: Array | None = None  # uint8 [S, vocab]; sums of TokenFlag
+    output_counts: Array | None = None  # int32 [S, vocab]; how often each token was generated
+    logit_bias: Array | None = None  # float32 [S, vocab]; added to the logits
     kind: SamplingKind = SamplingKind.RANDOM  # the largest kind among the rows that are sampled next
 
     def arrays(self) -> dict[str, Any]:

@@ -13,18 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from minllm.kernels.sampling.tensors import SLOT_FIELDS, SamplingTensors
+from minllm.runtime.array_protocol import Array
 
 
 @dataclass
 class SlotState:
     """The state of S slots; all arrays except those of `sampling` over the vocabulary are views of `words`."""
 
-    words: Any  # int32 [number of words]
-    newest_tokens: Any  # int32 [S] the sequence's newest token; its key and value are not computed yet
-    lengths: Any  # int32 [S] tokens of the sequence, including the newest
-    block_tables: Any  # int32 [S, W] cache blocks of the sequence, in order
+    words: Array  # int32 [number of words]
+    newest_tokens: Array  # int32 [S] the sequence's newest token; its key and value are not computed yet
+    lengths: Array  # int32 [S] tokens of the sequence, including the newest
+    block_tables: Array  # int32 [S, W] cache blocks of the sequence, in order
     sampling: SamplingTensors
 
     @classmethod
@@ -36,7 +38,7 @@ class SlotState:
         own = {name: views.pop(name) for name in ("newest_tokens", "lengths", "block_tables")}
         return cls(words, **own, sampling=SamplingTensors(**views))
 
-    def pairs(self, slot: int, **values: Any) -> np.ndarray:
+    def pairs(self, slot: int, **values: ArrayLike) -> np.ndarray:
         """(index in `words`, word) pairs for fields of one slot, given by name: int32 [n, 2], the argument of write_slots.
 
         A field of several words takes a list; a list for `block_tables` may be shorter than the slot's row, and sets its beginning.
@@ -45,7 +47,7 @@ class SlotState:
         found = [layout[name].pairs(slot, value) for name, value in values.items()]
         return np.concatenate(found) if found else np.empty((0, 2), np.int32)
 
-    def block_pairs(self, slots: Any, columns: Any, blocks: Any) -> np.ndarray:
+    def block_pairs(self, slots: ArrayLike, columns: ArrayLike, blocks: ArrayLike) -> np.ndarray:
         """The pairs for one entry of the block tables in each of n slots, int32 [n, 2]."""
         field = slot_layout(*self.block_tables.shape)["block_tables"]
         places = field.start + np.asarray(slots) * field.shape[1] + np.asarray(columns)
@@ -65,11 +67,11 @@ class Field:
         """Number of words."""
         return int(np.prod(self.shape))
 
-    def view(self, words: Any) -> Any:
+    def view(self, words: Array) -> Any:
         """The field as an array."""
         return words[self.start : self.start + self.size].view(self.dtype).reshape(self.shape)
 
-    def pairs(self, slot: int, value: Any) -> np.ndarray:
+    def pairs(self, slot: int, value: ArrayLike) -> np.ndarray:
         """(index, word) pairs for the slot's value, int32 [n, 2]."""
         bits = np.atleast_1d(np.asarray(value, self.dtype)).view(np.int32)
         first = self.start + slot * (self.size // self.shape[0])

@@ -11,12 +11,13 @@ from numba import cuda, int32
 
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 
 THREADS = 128
 
 
-def write_slots_reference(state: np.ndarray, pairs: np.ndarray) -> None:
+def write_slots_reference(state: Array, pairs: np.ndarray) -> None:
     """Write the words to state, int32 [words], in place; pairs int32 [n, 2]: index, word. A negative index is skipped."""
     pairs = pairs[pairs[:, 0] >= 0]
     state[pairs[:, 0]] = pairs[:, 1]

@@ -20,13 +20,14 @@ from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.speculation.runs import begins_run, run_length, runs_of
 from minllm.kernels.speculation.token_tree import TreeArrays
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 
 THREADS = 128
 
 
 def accept_tree_reference(
-    chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, parents: np.ndarray
+    chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, parents: Array
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(new tokens of each run in its first rows, the row that yielded each, their number in the run's first row), all int32 [R].
 

@@ -17,6 +17,7 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.speculation.distribution import FLOAT
 from minllm.kernels.speculation.runs import begins_run, offset_in_run
 from minllm.kernels.speculation.state import DraftState
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 
 THREADS = 256
@@ -62,7 +63,7 @@ def store_children_reference(
                 drafts.log_q[slot, node] = log_q[row]
 
 
-def room_for_drafts_reference(slots: np.ndarray, lengths: np.ndarray, room: np.ndarray, num_drafts: int) -> np.ndarray:
+def room_for_drafts_reference(slots: np.ndarray, lengths: Array, room: np.ndarray, num_drafts: int) -> np.ndarray:
     """The number of drafts that a draft model can make for each run, in its first row, 0 in other rows: int32 [R].
 
     slots int32 [R]; lengths int32 [S]: tokens of each slot; room int32 [runs]: number of tokens that the blocks of each run's sequence

@@ -21,7 +21,6 @@ reads every 128th n-gram.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import cuda, int32
@@ -30,6 +29,7 @@ from minllm.kernels.arguments import INDEX_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.speculation.runs import begins_run, run_length, runs_of
 from minllm.kernels.speculation.state import DraftState
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
@@ -40,8 +40,8 @@ POOL = 512  # n-grams per slot; new ones overwrite the oldest
 class LookaheadState:
     """The n-gram pools of S slots, and the parameters W, N and G of the paper."""
 
-    pool: Any  # int32 [S, POOL, N] n-grams, all different
-    added: Any  # int32 [S] number of n-grams added since the sequence began; the i-th is at i % POOL
+    pool: Array  # int32 [S, POOL, N] n-grams, all different
+    added: Array  # int32 [S] number of n-grams added since the sequence began; the i-th is at i % POOL
     window: int  # W, columns of the window
     ngram_size: int  # N, tokens per n-gram
     guesses: int  # G, the most n-grams verified per step
@@ -58,7 +58,7 @@ class LookaheadState:
 
 
 def lookahead_reference(
-    slots: np.ndarray, newest_tokens: np.ndarray, drafts: DraftState, computed: np.ndarray, chosen: np.ndarray, state: LookaheadState
+    slots: np.ndarray, newest_tokens: Array, drafts: DraftState, computed: np.ndarray, chosen: np.ndarray, state: LookaheadState
 ) -> np.ndarray:
     """Write the drafts of each run's slot, and return their number in the run's first row, 0 in other rows: int32 [R].
 

@@ -34,12 +34,13 @@ from minllm.kernels.speculation.distribution import FLOAT
 from minllm.kernels.speculation.rejection import ACCEPTANCE, RESIDUAL, random_words, residual_noise, uniform_of
 from minllm.kernels.speculation.runs import begins_run, run_length, runs_of
 from minllm.kernels.speculation.token_tree import TreeArrays
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 
 def reject_tree_reference(
-    p: np.ndarray, q: np.ndarray, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, parents: np.ndarray,
+    p: np.ndarray, q: np.ndarray, chosen: np.ndarray, computed: np.ndarray, slots: np.ndarray, parents: Array,
     sampling: SamplingTensors,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """(the token after each row, new tokens of each run in its first rows, the row that yielded each, their number), all int32 [R].

@@ -10,14 +10,15 @@ from typing import Any, cast
 import numpy as np
 
 from minllm.kernels.speculation.token_tree import TreeArrays, check
+from minllm.runtime.array_protocol import Array
 
 
 @dataclass
 class DraftState:
     """The drafts and token histories of S slots."""
 
-    drafts: Any  # int32 [S, K] tokens that may follow the newest one; 0 if the source found none
-    token_history: Any  # int32 [S, W] the sequence's tokens, including the newest
+    drafts: Array  # int32 [S, K] tokens that may follow the newest one; 0 if the source found none
+    token_history: Array  # int32 [S, W] the sequence's tokens, including the newest
     log_q: Any = None  # float32 [S, K, vocab] log-probabilities that the drafts were drawn from; None if they are not drawn
     tree: TreeArrays | None = None  # draft i of a slot is node i + 1; None: each draft follows the one before it
 

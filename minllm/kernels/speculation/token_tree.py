@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from minllm.errors import KernelArgumentError
+from minllm.runtime.array_protocol import Array
 
 WORD = 32  # bits per word
 
@@ -117,11 +118,11 @@ class TokenTree:
 class TreeArrays:
     """A TokenTree for kernels."""
 
-    parents: Any  # int32 [nodes]
-    depths: Any  # int32 [nodes]
-    first_child: Any  # int32 [nodes]; for trees in level order, in which children are neighbours
-    num_children: Any  # int32 [nodes]
-    words: Any  # int32 [nodes, words]; bit a % 32 of word a // 32: whether the node sees node a
+    parents: Array  # int32 [nodes]
+    depths: Array  # int32 [nodes]
+    first_child: Array  # int32 [nodes]; for trees in level order, in which children are neighbours
+    num_children: Array  # int32 [nodes]
+    words: Array  # int32 [nodes, words]; bit a % 32 of word a // 32: whether the node sees node a
     longest: int  # the most tokens of a sequence; nodes beyond it are useless, and get the last position
     host: TokenTree
 

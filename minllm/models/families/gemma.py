@@ -7,6 +7,7 @@ weights of norms as their distance from 1.
 Sources: Gemma Team 2024, "Gemma 2: Improving Open Language Models at a Practical Size"; Gemma Team 2025, "Gemma 3 Technical Report".
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from minllm.errors import UnsupportedModelError
@@ -58,7 +59,7 @@ def read_gemma3(fields: Fields) -> ModelConfig:
     )
 
 
-def _gemma_shape(fields: Fields, default_window: Any, **options: Any) -> ModelConfig:
+def _gemma_shape(fields: Fields, default_window: Callable[[int], bool], **options: Any) -> ModelConfig:
     """What Gemma 2 and 3 have in common; default_window(layer): whether a layer has a window if layer_types is missing."""
     layers, hidden_size = fields.integer("num_hidden_layers", 26), fields.integer("hidden_size", 2304)
     activation = fields.text("hidden_activation", fields.text("hidden_act", "gelu_pytorch_tanh"))

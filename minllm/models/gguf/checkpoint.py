@@ -8,7 +8,7 @@ from minllm.models.config import ModelConfig
 from minllm.models.finite import all_finite
 from minllm.models.gguf.gguf_file import GgufFile
 from minllm.models.gguf.tensor_names import ROPE_FACTORS, Naming, file_name, hugging_face_name, is_permuted, is_transposed, unpermuted
-from minllm.models.safetensors_file import TensorEntry
+from minllm.weights.stored import TensorEntry
 
 
 class GgufCheckpoint:

@@ -71,7 +71,7 @@ def metadata_fields(file: GgufFile) -> Fields:
     return Fields({key: _single(value) for key, value in file.metadata.items()}, str(file.path))
 
 
-def _single(value: Any) -> Any:
+def _single(value: object) -> Any:
     if isinstance(value, NestedArray):
         return f"an array of {value.length} arrays"
     if isinstance(value, list | np.ndarray):

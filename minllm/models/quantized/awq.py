@@ -9,7 +9,6 @@ Source: AutoAWQ, awq/modules/linear/gemm.py and awq/utils/packing_utils.py.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked
 from minllm.models.quantized.words import unpack_words
 from minllm.weights.int4 import Int4Format, Int4Weight
 from minllm.weights.shard import Shard
-from minllm.weights.stored import Projection
+from minllm.weights.stored import Projection, StoredWeights
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 GROUPS = (32, 64, 128)
@@ -36,7 +35,7 @@ class AwqFormat(StoredFormat, Int4Format):
         shapes = dict(qweight=(inputs, -(-outputs // 8)), qzeros=(groups, -(-outputs // 8)), scales=(groups, outputs))
         return tensors_of(projection, **shapes)
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
+    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Int4Weight:
         """The shard of the stacked modules' weight, as host arrays."""
         return Int4Weight.of_rows(*stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections]))
 

@@ -14,7 +14,6 @@ Source: bitsandbytes, functional.py, QuantState.as_dict; Dettmers et al. 2023, "
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from minllm.weights.format import WeightFormat
 from minllm.weights.formats import SIXTEEN_BITS
 from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, Nf4Format, Nf4Weight, dynamic_map
 from minllm.weights.shard import Shard
-from minllm.weights.stored import Projection
+from minllm.weights.stored import Projection, StoredWeights
 
 STATE = "weight.quant_state.bitsandbytes__"
 
@@ -51,7 +50,7 @@ class StoredNf4(StoredFormat, Nf4Format):
             shapes |= {"weight.nested_absmax": (-(-blocks // NESTED_BLOCK),), "weight.nested_quant_map": (256,)}
         return tensors_of(projection, **shapes)
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Nf4Weight:
+    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Nf4Weight:
         """The shard of the stacked modules' weight, as host arrays; first_blocks counts over all modules.
 
         Raises UnsupportedModelError if the modules have different tables.
@@ -67,7 +66,7 @@ class StoredNf4(StoredFormat, Nf4Format):
         nested = np.concatenate([one.nested for one in parts]) if self.nested else None
         return parts[0]._replace(absmax=np.concatenate([one.absmax for one in parts], axis=1), nested=nested, **rows)
 
-    def matrix(self, projection: Projection, checkpoint: Any) -> np.ndarray:
+    def matrix(self, projection: Projection, checkpoint: StoredWeights) -> np.ndarray:
         """A module's dequantised matrix, float32 [outputs, inputs], read as one row of blocks, the last of which may be shorter."""
         tensors, numbers = ModuleTensors(checkpoint, projection.name), projection.outputs * projection.inputs
         offset, (absmax, nested, found, table) = self._checked_state(projection, tensors), self._scales(tensors)
@@ -109,7 +108,7 @@ class StoredNf4(StoredFormat, Nf4Format):
         return fields.number("nested_offset") if self.nested else 0.0
 
 
-def read_bitsandbytes(fields: Fields, checkpoint: Any) -> tuple[StoredNf4, list[str]]:
+def read_bitsandbytes(fields: Fields, checkpoint: StoredWeights) -> tuple[StoredNf4, list[str]]:
     """(format, names of the quantised modules) of a checkpoint with quant_method "bitsandbytes"."""
     kind, storage = fields.text("bnb_4bit_quant_type", "fp4"), fields.text("bnb_4bit_quant_storage", "uint8")
     if not fields.flag("load_in_4bit", False) or kind not in ("nf4", "fp4") or storage != "uint8":

@@ -37,7 +37,7 @@ from minllm.weights.fp8_block import BLOCK
 from minllm.weights.int4 import Int4Format, Int4Weight
 from minllm.weights.int8 import Int8Format, Int8Weight
 from minllm.weights.shard import Shard
-from minllm.weights.stored import Projection
+from minllm.weights.stored import Projection, StoredWeights
 
 PACKED = "pack-quantized"
 GROUPS = (32, 64, 128)
@@ -63,11 +63,11 @@ class PackedIntegers(StoredFormat, Int4Format):
         shapes = dict(weight_packed=(outputs, self._words(inputs)), weight_scale=(outputs, groups), weight_shape=(2,))
         return tensors_of(projection, **shapes, **zeros)
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
+    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Int4Weight:
         """The shard of the stacked modules' weight, as host arrays."""
         return Int4Weight.of_rows(*stacked([self._read(one, checkpoint, shard) for one in projections]))
 
-    def matrix(self, projection: Projection, checkpoint: Any) -> np.ndarray:
+    def matrix(self, projection: Projection, checkpoint: StoredWeights) -> np.ndarray:
         """A module's dequantised matrix, float32 [outputs, inputs]; the last group may be shorter."""
         codes, scales, zeros = self._parts(projection, checkpoint)
         group, inputs = self.group_size or projection.inputs, projection.inputs
@@ -77,13 +77,13 @@ class PackedIntegers(StoredFormat, Int4Format):
     def _words(self, codes: int) -> int:
         return -(-codes * self.bits // WORD_BITS)
 
-    def _read(self, projection: Projection, checkpoint: Any, shard: Shard) -> tuple[np.ndarray | None, ...]:
+    def _read(self, projection: Projection, checkpoint: StoredWeights, shard: Shard) -> tuple[np.ndarray | None, ...]:
         codes, *by_group = self._parts(projection, checkpoint)
         groups = (1, self.group_size or projection.inputs)
         codes = np.ascontiguousarray(projection.cut(codes, shard))
         return pack_nibbles(codes), *(None if one is None else projection.cut(one, shard, block=groups) for one in by_group)
 
-    def _parts(self, projection: Projection, checkpoint: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def _parts(self, projection: Projection, checkpoint: StoredWeights) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """(codes [outputs, inputs], scales [outputs, groups], zeros [outputs, groups] or None)."""
         tensors, wanted = ModuleTensors(checkpoint, projection.name), (projection.outputs, projection.inputs)
         shape = tuple(tensors.codes("weight_shape", np.int64, np.int32).tolist())
@@ -110,7 +110,7 @@ class ScaledRows(StoredFormat):
         scales = (projection.outputs, 1) if self.by_row else (1,)
         return tensors_of(projection, weight=(projection.outputs, projection.inputs), weight_scale=scales)
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Any:
+    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Any:
         """The shard of the stacked modules' weight, as host arrays."""
         parts = []
         for one in projections:

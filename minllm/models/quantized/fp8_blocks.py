@@ -8,7 +8,6 @@ Source: transformers, quantizers/quantizer_finegrained_fp8.py; DeepSeek-AI 2024,
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from minllm.weights.formats import FP8_SINCE, SIXTEEN_BITS
 from minllm.weights.fp8 import E4M3
 from minllm.weights.fp8_block import BLOCK, Fp8BlockFormat, Fp8BlockWeight
 from minllm.weights.shard import Shard
-from minllm.weights.stored import Projection
+from minllm.weights.stored import Projection, StoredWeights
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class StoredFp8Blocks(StoredFormat, Fp8BlockFormat):
         outputs, inputs = projection.outputs, projection.inputs
         return tensors_of(projection, weight=(outputs, inputs), **{self.scales_suffix: (-(-outputs // BLOCK), -(-inputs // BLOCK))})
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Fp8BlockWeight:
+    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Fp8BlockWeight:
         """The shard of the stacked modules' weight, as host arrays; it keeps the scales of all outputs."""
         codes, scales, blocks, first = [], [], [], 0
         for one in projections:

@@ -13,7 +13,6 @@ Source: GPTQModel, gptqmodel/nn_modules/qlinear; Frantar et al. 2023, "GPTQ", se
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from minllm.models.quantized.words import unpack_words
 from minllm.weights.format import WeightFormat
 from minllm.weights.int4 import Int4Format, Int4Weight
 from minllm.weights.shard import Shard
-from minllm.weights.stored import Projection
+from minllm.weights.stored import Projection, StoredWeights
 
 GROUPS = (-1, 32, 64, 128)  # -1: a group is a whole row
 SAMPLED_WORDS = 64  # rows of words per module over which the mean code is taken
@@ -53,11 +52,11 @@ class GptqFormat(StoredFormat, Int4Format):
         shapes = dict(qweight=(-(-inputs // 8), outputs), qzeros=(groups, -(-outputs // 8)), scales=(groups, outputs))
         return tensors_of(projection, **shapes, **(dict(g_idx=(inputs,)) if self.has_group_index else {}))
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> Int4Weight:
+    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Int4Weight:
         """The shard of the stacked modules' weight, as host arrays."""
         return Int4Weight.of_rows(*stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections]))
 
-    def matrix(self, projection: Projection, checkpoint: Any) -> np.ndarray:
+    def matrix(self, projection: Projection, checkpoint: StoredWeights) -> np.ndarray:
         """A module's dequantised matrix, float32 [outputs, inputs], with the groups that g_idx gives."""
         tensors = ModuleTensors(checkpoint, projection.name)
         codes, scales, zeros = self._parts(tensors)
@@ -79,7 +78,7 @@ class GptqFormat(StoredFormat, Int4Format):
         return codes, tensors.scales("scales").T, zeros
 
 
-def stored_less(checkpoint: Any, modules: list[str]) -> int:
+def stored_less(checkpoint: StoredWeights, modules: list[str]) -> int:
     """1 if these modules store the zero point minus one, else 0; judged by the mean code of some modules."""
     codes, zeros = [], []
     for module in modules[:: max(1, len(modules) // MODULES)]:
@@ -90,13 +89,13 @@ def stored_less(checkpoint: Any, modules: list[str]) -> int:
     return int(np.mean(codes) - np.mean(zeros) > 0.5)
 
 
-def is_in_order(checkpoint: Any, module: str, group_size: int) -> bool:
+def is_in_order(checkpoint: StoredWeights, module: str, group_size: int) -> bool:
     """Whether g_idx is in order: the inputs of each group are neighbours, and groups ascend."""
     groups = ModuleTensors(checkpoint, module).words("g_idx", 1)
     return np.array_equal(groups, np.arange(len(groups)) // (group_size or len(groups)))
 
 
-def read_gptq(fields: Fields, checkpoint: Any) -> dict[str, WeightFormat]:
+def read_gptq(fields: Fields, checkpoint: StoredWeights) -> dict[str, WeightFormat]:
     """{module: format} of the quantised modules of a checkpoint with quant_method "gptq"."""
     bits, group_size = fields.integer("bits"), fields.integer("group_size", minimum=-1)
     layout = fields.text("checkpoint_format", "gptq")

@@ -12,7 +12,7 @@ from minllm.weights.stored import Projection
 class ModuleTensors(NamedTuple):
     """The tensors of one module of a checkpoint, named MODULE.SUFFIX."""
 
-    checkpoint: Any
+    checkpoint: Any  # StoredWeights with arrays of codes
     module: str
 
     def codes(self, suffix: str, *dtypes: Any) -> np.ndarray:

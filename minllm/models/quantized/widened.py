@@ -7,7 +7,7 @@ import numpy as np
 
 from minllm.weights.plain import PlainFormat
 from minllm.weights.shard import Shard
-from minllm.weights.stored import Projection
+from minllm.weights.stored import Projection, StoredWeights
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class WidenedFormat(PlainFormat):
         """Names and shapes of the stored format's tensors."""
         return self.stored.tensors(projection)
 
-    def matrices(self, projections: tuple[Projection, ...], checkpoint: Any, shard: Shard) -> list[np.ndarray]:
+    def matrices(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> list[np.ndarray]:
         """The shard of each module's dequantised matrix [outputs, inputs]."""
         return [one.cut(self.stored.matrix(one, checkpoint), shard) for one in projections]
 

@@ -103,7 +103,7 @@ class LaunchedRanks(OtherRanks):
         for one in self._sockets:
             one.close()
 
-    def ended(self, peer: int, message: Any) -> None:
+    def ended(self, peer: int, message: object) -> None:
         """Handle the last message of a rank, from the watching thread; None if its connection has ended without one."""
         if message == GOODBYE:
             self.departed = self.departed or f"Rank {peer} has closed its LLM, or its program has ended."
@@ -140,7 +140,7 @@ def say_goodbye(reports: dict[int, Connection], sockets: dict[int, socket.socket
         one.close()
 
 
-def _is_effect(message: Any) -> bool:
+def _is_effect(message: object) -> bool:
     """Whether a message reports an end that another rank's end has caused."""
     return isinstance(message, tuple) and message[0]
 

@@ -94,7 +94,7 @@ def openai_messages(name: str, given: dict[str, Any]) -> list[dict[str, Any]]:
     return [*results, *([said] if texts or calls or not results else [])]
 
 
-def joined_text(name: str, content: Any) -> str:
+def joined_text(name: str, content: object) -> str:
     """A text, or the texts of blocks."""
     if isinstance(content, str):
         return content

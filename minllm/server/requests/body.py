@@ -16,7 +16,7 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
+    def _without_nulls(cls, given: object) -> Any:
         """The object without fields that are null, so that they get their defaults."""
         if not isinstance(given, dict):
             return given
@@ -32,7 +32,7 @@ class ModelBody(Body):
     model: str | None = Field(None, description="The served model's name, as GET /v1/models gives it; left out, it is that one.")
 
 
-def parsed(kind: type[Body], given: Any) -> Body:
+def parsed(kind: type[Body], given: object) -> Body:
     """The body. Raises ApiError that names the first wrong field."""
     if not isinstance(given, dict):
         raise ApiError(f"The body is {shown(given)}: it must be a JSON object.")

@@ -15,6 +15,8 @@ from typing import Any
 from minllm.bench.serving.profile.steps import Event, StepSize, TracedStep, traced_steps
 from minllm.bench.serving.run import serve
 from minllm.bench.serving.workload import BenchRequest
+from minllm.engine.running.model_runner import ModelRunner
+from minllm.engine.scheduling.step import Step
 from minllm.errors import InvalidOptionError
 
 COPIES = ("gpu_memcpy", "gpu_memset")  # categories of events in the trace
@@ -54,11 +56,11 @@ def profiled(engine: Any, requests: list[BenchRequest], max_concurrency: int | N
 
 
 @contextmanager
-def noted_sizes(runner: Any) -> Iterator[list[StepSize]]:
+def noted_sizes(runner: ModelRunner) -> Iterator[list[StepSize]]:
     """A context with a list of the sizes of all forwards: one per step, or several with a residual window."""
     sizes, execute = [], runner.execute
 
-    def noting(step: Any) -> Any:
+    def noting(step: Step) -> Any:
         for spans in runner.forwards(step):
             prompts = sum(not span.decodes for span in spans)
             sizes.append(StepSize(len(spans) - prompts, prompts, sum(span.length for span in spans)))

@@ -9,7 +9,7 @@ keys and values, and compute nothing.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -28,6 +28,7 @@ from minllm.ptx import (
     shared_address,
     store_64,
 )
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel
 from minllm.tiles.cp_async import row_words_of
 from minllm.tiles.warp import WARP
@@ -38,17 +39,17 @@ ROWS = 2  # rows per lane, of a warp's 16; a lane holds a part of each (tiles/ro
 class Splits(NamedTuple):
     """The states of splits in memory."""
 
-    maxima: Any  # [tokens, heads, splits]
-    sums: Any  # the same
-    outs: Any  # [tokens, heads, splits, head_dim]
+    maxima: Array  # [tokens, heads, splits]
+    sums: Array  # the same
+    outs: Array  # [tokens, heads, splits, head_dim]
 
 
 class State(NamedTuple):
     """The state of a lane's rows, over one split or over all splits so far; float32."""
 
-    maxima: Any  # [ROWS]
-    sums: Any  # [ROWS]: over all lanes of the row
-    acc: Any  # the lane's part of o: over all splits [head_dim / 2], over one split 16 columns at a time [8]
+    maxima: Array  # [ROWS]
+    sums: Array  # [ROWS]: over all lanes of the row
+    acc: Array  # the lane's part of o: over all splits [head_dim / 2], over one split 16 columns at a time [8]
 
 
 def make_split(tiles, dtype, group, score_rows):

@@ -8,12 +8,14 @@ block of one warp would otherwise wait for 32 loads of the block table before ea
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.ptx import cp_async_16, cp_async_commit_group, cp_async_wait_group_0, cp_async_wait_group_1, shared_address, token_stride
+from minllm.runtime.array_protocol import Array
 from minllm.tiles.cp_async import row_words_of
 from minllm.tiles.warp import ALL_LANES, WARP
 
@@ -32,22 +34,22 @@ class PackedRows(NamedTuple):
 class Keys(NamedTuple):
     """The keys of a block: positions start to stop of a sequence, of one KV head."""
 
-    keys: Any
-    values: Any
-    block_table: Any
+    keys: Array
+    values: Array
+    block_table: Array
     kv_head: int
     start: int
     stop: int
-    found: Any  # int32 [keys of a tile / 32]: the cache blocks that this lane has looked up
+    found: Array  # int32 [keys of a tile / 32]: the cache blocks that this lane has looked up
 
 
 class Source(NamedTuple):
     """Device functions that load one tile after another; first_key: the first key of the tile."""
 
-    begin: Any  # begin(query, rows, keys, first_key, shared): starts loading Q, K and V
-    keys: Any  # keys(keys, first_key): waits for Q and K
-    values: Any  # values(keys, first_key, shared): waits for V, and starts loading the next K
-    finish: Any  # finish(keys, first_key, shared): waits until V has been read, and starts loading the next V
+    begin: Callable  # begin(query, rows, keys, first_key, shared): starts loading Q, K and V
+    keys: Callable  # keys(keys, first_key): waits for Q and K
+    values: Callable  # values(keys, first_key, shared): waits for V, and starts loading the next K
+    finish: Callable  # finish(keys, first_key, shared): waits until V has been read, and starts loading the next V
 
 
 @functools.cache

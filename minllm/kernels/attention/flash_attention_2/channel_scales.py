@@ -7,7 +7,8 @@ conflicts. Bytes: 4 * head_dim per group and KV head, once per tile of queries a
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
@@ -27,8 +28,8 @@ def scale_words_of(kv_format, key_tile):
 class ChannelScales(NamedTuple):
     """Device functions for keys that are quantised by channel."""
 
-    copy: Any  # copy(context, first_key, shared): start copying the scales of the tile's keys from first_key on; zeros for unseen groups
-    dequantize: Any  # dequantize(word, shared, row, chunk, part, out): word `part` of the four of a chunk to 4 pairs of float16
+    copy: Callable  # copy(context, first_key, shared): start copying the scales of the keys from first_key on; zeros for unseen groups
+    dequantize: Callable  # dequantize(word, shared, row, chunk, part, out): word `part` of the four of a chunk to 4 pairs of float16
 
 
 @functools.cache

@@ -19,6 +19,7 @@ dequantises codes, float32.py loads float32. Matmuls multiply them: on tensor co
 (tiles/rows.py) define which thread holds which score and which output.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finit
 from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.kernels.attention.common.window_keys import ALL, make_row_keys
 from minllm.ptx import ex2
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel
 
 
@@ -64,7 +66,7 @@ class Tiles:
 class Queries(NamedTuple):
     """A block's query rows: `rows` rows of one head, from `token` on; may be fewer than the tile has."""
 
-    array: Any  # [tokens, heads, head_dim]
+    array: Array  # [tokens, heads, head_dim]
     token: int
     head: int
     rows: int
@@ -73,11 +75,11 @@ class Queries(NamedTuple):
 class Context(NamedTuple):
     """The keys and values that any row of a block sees: positions start to stop of a sequence, of one KV head."""
 
-    keys: Any  # the cache, or its codes
-    key_scales: Any
-    values: Any
-    value_scales: Any
-    block_table: Any
+    keys: Array  # the cache, or its codes
+    key_scales: Array
+    values: Array
+    value_scales: Array
+    block_table: Array
     kv_head: int
     start: int
     stop: int
@@ -86,17 +88,17 @@ class Context(NamedTuple):
 class Buffers(NamedTuple):
     """Shared memory for tiles, and a thread's registers for codes and their scales on the way there."""
 
-    shared: Any
-    codes: Any
-    scales: Any
+    shared: Array
+    codes: Array
+    scales: Array
 
 
 class State(NamedTuple):
     """m, l (the thread's partial sum) and o of a thread's rows."""
 
-    maxima: Any
-    sums: Any
-    acc: Any
+    maxima: Array
+    sums: Array
+    acc: Array
 
 
 class Source(NamedTuple):
@@ -104,29 +106,29 @@ class Source(NamedTuple):
 
     code_words: int
     scale_words: int
-    kv_heads: Any  # kv_heads(key_cache)
-    scales: Any  # scales(context, scale) -> (scale of the scores, factor of the output)
-    begin: Any  # begin(queries, context, first_key, buffers): starts or completes the loads of Q and the first K
-    keys: Any  # keys(context, first_key, buffers): waits for the tile's K, and starts loading its V
-    values: Any  # values(context, first_key, buffers): waits for the tile's V, and starts loading the next K
-    finish: Any  # finish(): waits for all loads
+    kv_heads: Callable  # kv_heads(key_cache)
+    scales: Callable  # scales(context, scale) -> (scale of the scores, factor of the output)
+    begin: Callable  # begin(queries, context, first_key, buffers): starts or completes the loads of Q and the first K
+    keys: Callable  # keys(context, first_key, buffers): waits for the tile's K, and starts loading its V
+    values: Callable  # values(context, first_key, buffers): waits for the tile's V, and starts loading the next K
+    finish: Callable  # finish(): waits for all loads
 
 
 class Matmuls(NamedTuple):
     """Device functions that multiply tiles in shared memory."""
 
-    begin: Any  # begin(query, shared, lane_row, lane): loads Q into registers
-    scores: Any  # scores(scores, query, shared, lane_row, lane): S = Q K^T
-    output: Any  # output(acc, scores, shared, lane_row, lane): O += P V
+    begin: Callable  # begin(query, shared, lane_row, lane): loads Q into registers
+    scores: Callable  # scores(scores, query, shared, lane_row, lane): S = Q K^T
+    output: Callable  # output(acc, scores, shared, lane_row, lane): O += P V
 
 
 class Softmax(NamedTuple):
     """Device functions over a thread's rows."""
 
-    clear: Any
-    mask: Any
-    fold: Any
-    store: Any
+    clear: Callable
+    mask: Callable
+    fold: Callable
+    store: Callable
 
 
 def make_softmax(tiles, score_rows, out_rows, row_keys):

@@ -15,7 +15,8 @@ Source of the idea: Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
@@ -67,8 +68,8 @@ class QuantizedTiles(NamedTuple):
 
     code_words: int
     scale_words: int
-    fetch: Any  # fetch(codes, scales, context, first_key, buffers): start loading; zeros for keys outside the visible range
-    store: Any  # store(buffers, at): dequantise the codes that `fetch` loaded, and write them to shared memory from word `at` on
+    fetch: Callable  # fetch(codes, scales, context, first_key, buffers): start loading; zeros for keys outside the visible range
+    store: Callable  # store(buffers, at): dequantise the codes that `fetch` loaded, and write them to shared memory from word `at` on
 
 
 @functools.cache

@@ -18,8 +18,11 @@ The accumulator of mma gives a lane two neighbouring columns of a row: columns 2
 The two columns of one head can differ: by the halves of an integer query, or by the groups of their weights' scales (products.py).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from minllm.runtime.array_protocol import Array
 
 DENORMAL = 2.0**-24  # value of a denormal float16's lowest bit
 EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # float32: the bits of 2**e are TWO_EXPONENTS minus the bits of 2**-e
@@ -61,17 +64,17 @@ class CodeOperands:
     steps: int  # mma steps of 16 channels per chunk of 16 bytes
     unit: float  # the float16 operand for a value's code of 1
     upper_factor: float  # factor on that in the last step of a chunk
-    key_operands: Any
-    value_operands: Any  # (a, words, at, part): the words of A for step `part`, from words[at] and words[at + 1] of eight keys each
-    query_channel: Any
-    value_channel: Any  # (step, half, lane): the channel of row lane // 4 + 8 * half of the accumulator
+    key_operands: Callable
+    value_operands: Callable  # (a, words, at, part): the words of A for step `part`, from words[at] and words[at + 1] of eight keys each
+    query_channel: Callable
+    value_channel: Callable  # (step, half, lane): the channel of row lane // 4 + 8 * half of the accumulator
     byte_order: int = IN_ORDER
 
 
 class QueryOperands(NamedTuple):
     """Query heads in registers."""
 
-    fragments: Any  # uint32: B operands; floats: [columns, steps of 16 channels, 2], integers: [a lane's heads, words of 4 channels]
-    loaded: Any  # uint32: the queries of the next head of the line, as in memory
-    units: Any  # float32 [a lane's heads]: factors on the scores
-    sums: Any  # float32 [groups, a lane's heads]: for integers, sum(q) in the same units
+    fragments: Array  # uint32: B operands; floats: [columns, steps of 16 channels, 2], integers: [a lane's heads, words of 4 channels]
+    loaded: Array  # uint32: the queries of the next head of the line, as in memory
+    units: Array  # float32 [a lane's heads]: factors on the scores
+    sums: Array  # float32 [groups, a lane's heads]: for integers, sum(q) in the same units

@@ -10,10 +10,12 @@ number of 16-byte chunks, so that the eight rows of an ldmatrix tile lie in diff
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, uint32
 
+from minllm.kernels.quantization.formats import KvFormat
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.tensor_map import tensor_map
 
 SMALLEST_TILE, BARRIER_BYTES = 16, 16  # keys of a warp's smallest tile; bytes of the two mbarriers per stage
@@ -23,17 +25,17 @@ LINE_BYTES, SWIZZLE_BYTES = 128, 1024  # bytes of an L2 line; period of TMA's sw
 class CodeCache(NamedTuple):
     """A quantised cache; for TMA, keys and values are tensor maps."""
 
-    keys: Any  # codes [num_blocks, kv_heads, block_size, code_bytes]
-    values: Any
-    key_scales: Any
-    value_scales: Any
+    keys: Array  # codes [num_blocks, kv_heads, block_size, code_bytes]
+    values: Array
+    key_scales: Array
+    value_scales: Array
 
 
 @dataclass(frozen=True)
 class CodeLayout:
     """The layout of a warp's ring in shared memory."""
 
-    kv_format: Any  # a KvFormat (kernels/quantization/formats.py)
+    kv_format: KvFormat
     keys: int  # keys per tile
     stages: int
     tma: bool

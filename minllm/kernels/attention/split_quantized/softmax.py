@@ -10,7 +10,7 @@ far (`ceiling`), which lags behind in the same way.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -19,6 +19,7 @@ from minllm.kernels.attention.split_quantized.layout import make_scale_places
 from minllm.kernels.attention.split_quantized.operands import operands_of
 from minllm.kernels.attention.split_tensor_core.walk import Softmax
 from minllm.ptx import ex2, float_as_uint, max_f16x2, pack_f16x2, uint_as_float, unpack_f16x2
+from minllm.runtime.array_protocol import Array
 from minllm.tiles.warp import ALL_LANES, maximum_over_rows, sum_over_rows
 
 SLACK, BASE = 8.0, 6.0  # exponents to base 2: weights are at most 2**14
@@ -31,12 +32,12 @@ TWICE_DOUBLED = 2 << 23  # added to the bits of a float32 power of two, multipli
 class CodeState(NamedTuple):
     """The attention state of a lane's heads; float32 except lift."""
 
-    maxima: Any  # [heads], in units
-    sums: Any  # [heads]
-    zero_sums: Any  # [zero tiles, columns, 4]: sums of weights times zeros
-    acc: Any  # [16-channel tiles, columns, 4]: sums of weights times scales times codes
-    ceiling: Any  # [1]: power of two above the scales of the values; for 8-bit floats, their scale
-    lift: Any  # [1]: 1 / ceiling, twice as float16 in a word
+    maxima: Array  # [heads], in units
+    sums: Array  # [heads]
+    zero_sums: Array  # [zero tiles, columns, 4]: sums of weights times zeros
+    acc: Array  # [16-channel tiles, columns, 4]: sums of weights times scales times codes
+    ceiling: Array  # [1]: power of two above the scales of the values; for 8-bit floats, their scale
+    lift: Array  # [1]: 1 / ceiling, twice as float16 in a word
 
 
 @functools.cache

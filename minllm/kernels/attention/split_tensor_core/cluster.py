@@ -17,7 +17,7 @@ Source for distributed shared memory: PTX ISA, "Cluster of cooperative thread ar
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import cuda, float32, int32, uint32
@@ -35,6 +35,7 @@ from minllm.kernels.attention.split_tensor_core.tile import Operands, State, mak
 from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import HOPPER, block_shared_bytes_here, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -44,9 +45,9 @@ CLUSTER = 8  # blocks per cluster
 class Received(NamedTuple):
     """The states that the blocks of a cluster have sent to this block, in shared memory."""
 
-    maxima: Any  # [splits, heads]
-    sums: Any  # the same shape
-    outs: Any  # [splits, slice_count]
+    maxima: Array  # [splits, heads]
+    sums: Array  # the same shape
+    outs: Array  # [splits, slice_count]
 
 
 @functools.cache

@@ -10,13 +10,15 @@ FLOPs: 2 * head_dim per state and head. Bytes: 4 * (head_dim + 2) per state and 
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.ptx import bar_sync, ex2, float_as_uint, load_128, store_128, uint_as_float
+from minllm.runtime.array_protocol import Array
 from minllm.tiles.warp import ALL_LANES, warp_max, warp_sum
 
 VECTOR = 4  # float32 numbers in 16 bytes, which a thread merges at a time
@@ -26,29 +28,29 @@ PART_NAMES = ("part_max", "part_sum", "part_out", "arrivals")  # in the order of
 class WarpStates(NamedTuple):
     """The states of a block's warps in shared memory."""
 
-    maxima: Any  # [warps, heads]
-    sums: Any  # [warps, heads]
-    outs: Any  # [warps, heads, head_dim]
+    maxima: Array  # [warps, heads]
+    sums: Array  # [warps, heads]
+    outs: Array  # [warps, heads, head_dim]
 
 
 class Parts(NamedTuple):
     """States in memory of heads that several blocks share. Each block has two slots: the even one for the head that its run begins with,
     the odd one for the head that its run ends with, if that is another."""
 
-    maxima: Any  # [2 * blocks, heads]
-    sums: Any  # [2 * blocks, heads]
-    outs: Any  # [2 * blocks, heads, head_dim]
-    arrivals: Any  # [blocks], zeros before and after
+    maxima: Array  # [2 * blocks, heads]
+    sums: Array  # [2 * blocks, heads]
+    outs: Array  # [2 * blocks, heads, head_dim]
+    arrivals: Array  # [blocks], zeros before and after
 
 
 class Merge(NamedTuple):
     """The device functions that make_merges returns."""
 
-    write_whole: Any
-    write_part: Any
-    arrive: Any
-    merge_parts: Any
-    synchronize: Any
+    write_whole: Callable
+    write_part: Callable
+    arrive: Callable
+    merge_parts: Callable
+    synchronize: Callable
 
 
 def part_shapes(blocks, heads, head_dim):

@@ -13,10 +13,12 @@ positions: block (sequence * heads + head) * splits + split takes an equal share
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, int32, uint32
 
+from minllm.runtime.array_protocol import Array
 from minllm.tiles.warp import ALL_LANES, warp_sum
 
 SEQUENCES_AT_ONCE = 4  # sequence lengths that a lane loads together
@@ -25,9 +27,9 @@ SEQUENCES_AT_ONCE = 4  # sequence lengths that a lane loads together
 class Batch(NamedTuple):
     """The batch of a launch, from the kernel's arguments."""
 
-    query_start: Any  # [sequences + 1]
-    context_lens: Any  # [sequences]
-    block_tables: Any  # [sequences, max_blocks]
+    query_start: Array  # [sequences + 1]
+    context_lens: Array  # [sequences]
+    block_tables: Array  # [sequences, max_blocks]
     line_heads: int  # heads of each sequence on the line
     sliding_window: int
     first_key: int  # keys before this one are not read
@@ -55,10 +57,10 @@ class Cut(NamedTuple):
 class Plan(NamedTuple):
     """The device functions of a division of the line among blocks."""
 
-    visible_keys: Any  # (sequence, batch) -> (first key, one past the last)
-    begin: Any  # (batch) -> (Cursor, Cut) of this block
-    advance: Any  # (cursor, tiles, batch) -> Cursor
-    parts_of_head: Any  # (cursor, cut, line) -> (slot of the head's first part, number of parts)
+    visible_keys: Callable  # (sequence, batch) -> (first key, one past the last)
+    begin: Callable  # (batch) -> (Cursor, Cut) of this block
+    advance: Callable  # (cursor, tiles, batch) -> Cursor
+    parts_of_head: Callable  # (cursor, cut, line) -> (slot of the head's first part, number of parts)
 
 
 @cuda.jit(device=True)

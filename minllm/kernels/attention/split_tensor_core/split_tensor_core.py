@@ -18,7 +18,7 @@ Measured: docs/results.md, rows split_tensor_core, beside cuDNN; docs/split-deco
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -34,6 +34,7 @@ from minllm.kernels.attention.split_tensor_core.ring import can_fetch, map_of, r
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_softmax, sizes_of_lane
 from minllm.kernels.attention.split_tensor_core.walk import make_walk
 from minllm.kernels.dependent_launch import wait_for_predecessors
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import CONSUMER_BLACKWELL, HOPPER, block_shared_bytes_here, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
 
@@ -41,10 +42,10 @@ from minllm.runtime.kernel import check, kernel, launch
 class Origin(NamedTuple):
     """What a state starts from, if not from nothing: a unified maximum, or the states of the keys before first_key."""
 
-    phi: Any
-    maxima: Any  # [shares, sequences, heads]
-    sums: Any  # the same
-    outs: Any  # [shares, sequences, heads, head_dim]
+    phi: Array
+    maxima: Array  # [shares, sequences, heads]
+    sums: Array  # the same
+    outs: Array  # [shares, sequences, heads, head_dim]
 
 
 @functools.cache

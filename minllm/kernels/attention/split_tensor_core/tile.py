@@ -13,7 +13,7 @@ Scores are folded unscaled, and their difference to the maximum is scaled, for t
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -31,23 +31,24 @@ from minllm.ptx import (
     pack_bf16x2,
     pack_f16x2,
 )
+from minllm.runtime.array_protocol import Array
 from minllm.tiles.warp import maximum_over_rows, sum_over_rows
 
 
 class Operands(NamedTuple):
     """Query heads in registers: B operands of this head of the line, and the loaded words of the next."""
 
-    fragments: Any  # uint32 [8-head tiles, steps of 16, 2]
-    loaded: Any  # the same
+    fragments: Array  # uint32 [8-head tiles, steps of 16, 2]
+    loaded: Array  # the same
 
 
 class State(NamedTuple):
     """The attention state of a lane's heads, float32."""
 
-    maxima: Any  # [2 * 8-head tiles]
-    sums: Any  # the same shape; over this lane's keys only
-    acc: Any  # [16-dim tiles, 8-head tiles, 4]: O^T
-    highest: Any  # [1]: the largest exponent so far (unified_maximum.py)
+    maxima: Array  # [2 * 8-head tiles]
+    sums: Array  # the same shape; over this lane's keys only
+    acc: Array  # [16-dim tiles, 8-head tiles, 4]: O^T
+    highest: Array  # [1]: the largest exponent so far (unified_maximum.py)
 
 
 class Sizes(NamedTuple):

@@ -11,7 +11,8 @@ the source of the tiles, the matmuls, the softmax, and the merge (merge_parts.py
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -19,12 +20,13 @@ from minllm.kernels.attention.split_tensor_core.merge_parts import WarpStates, m
 from minllm.kernels.attention.split_tensor_core.plan import quotient
 from minllm.kernels.attention.split_tensor_core.shape import head_tiles_of
 from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
+from minllm.runtime.array_protocol import Array
 
 
 class Ring(NamedTuple):
     """A warp's ring of stages, and the warp's position in it. Addresses are shared-memory addresses, in bytes."""
 
-    words: Any  # the block's dynamic shared memory as uint32
+    words: Array  # the block's dynamic shared memory as uint32
     start: int  # address of `words`
     base: int  # address of this warp's ring
     stage: int  # address of the oldest tile
@@ -32,7 +34,7 @@ class Ring(NamedTuple):
     parity: int  # parity of the oldest tile's mbarrier
     warp: int
     lane: int
-    blocks: Any  # int32: entries of a block table that the source has looked up
+    blocks: Array  # int32: entries of a block table that the source has looked up
 
 
 class Pipeline(NamedTuple):
@@ -56,41 +58,41 @@ class Span(NamedTuple):
 
     tiles: int
     position: int  # position of this warp's first key
-    visible: Any  # (first, one past the last) visible key
+    visible: tuple[int, int]  # (first, one past the last) visible key
 
 
 class Source(NamedTuple):
     """Device functions that load tiles. `ahead` is a Cursor, or what `aim` computes from it."""
 
-    setup: Any  # (ring): prepare a warp's ring
-    aim: Any  # (cursor, batch, ring) -> ahead
-    fetch: Any  # (ahead, ring, batch, cache) -> ahead: start copying a tile to ring.free
-    wait: Any  # (ring, position, visible): wait until the oldest tile has arrived; its first key is at `position`
-    release: Any  # (ring): called when the lanes have read the oldest tile
+    setup: Callable  # (ring): prepare a warp's ring
+    aim: Callable  # (cursor, batch, ring) -> ahead
+    fetch: Callable  # (ahead, ring, batch, cache) -> ahead: start copying a tile to ring.free
+    wait: Callable  # (ring, position, visible): wait until the oldest tile has arrived; its first key is at `position`
+    release: Callable  # (ring): called when the lanes have read the oldest tile
     stage_bytes: int  # from one stage to the next
     ring_bytes: int  # from one warp's ring to the next
-    produce: Any = None  # (cursor, ring, batch, cache): the loop of a producer warp, if the source has one
+    produce: Callable | None = None  # (cursor, ring, batch, cache): the loop of a producer warp, if the source has one
     lookups: int = 1  # elements of ring.blocks
 
 
 class Products(NamedTuple):
     """The matmuls of a tile. `operands` and `state` are NamedTuples of register arrays."""
 
-    load_query: Any  # (operands, query, heads, lane): start loading query heads
-    prepare: Any  # (operands, state, cursor, cache, lane): convert the loaded query heads to operands
-    score: Any  # (scores, operands, ring): S = K q
-    mask: Any  # (scores, position, visible, lane): set scores of invisible keys to -inf
-    multiply_values: Any  # (state, scores, ring): O += V P
+    load_query: Callable  # (operands, query, heads, lane): start loading query heads
+    prepare: Callable  # (operands, state, cursor, cache, lane): convert the loaded query heads to operands
+    score: Callable  # (scores, operands, ring): S = K q
+    mask: Callable  # (scores, position, visible, lane): set scores of invisible keys to -inf
+    multiply_values: Callable  # (state, scores, ring): O += V P
     score_count: int  # elements of `scores`
 
 
 class Softmax(NamedTuple):
     """Online softmax over tiles of scores."""
 
-    clear: Any  # (state, origin, running, cursor, heads, scale, ring): set the state before the first tile
-    fold: Any  # (scores, state, operands, running, scale, ring): replace scores by weights, and update the state
-    share: Any  # (state, operands, states, heads, ring): write a warp's state to shared memory
-    failed: Any = None  # (state, states, heads): whether this thread has found invalid weights (unified_maximum.py)
+    clear: Callable  # (state, origin, running, cursor, heads, scale, ring): set the state before the first tile
+    fold: Callable  # (scores, state, operands, running, scale, ring): replace scores by weights, and update the state
+    share: Callable  # (state, operands, states, heads, ring): write a warp's state to shared memory
+    failed: Callable | None = None  # (state, states, heads): whether this thread has found invalid weights (unified_maximum.py)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ matrix; here matrices stay as they are in the checkpoint.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 from numba.cuda import libdevice
@@ -27,6 +27,7 @@ from minllm.kernels.matmul.flat.mainloop import make_mainloop
 from minllm.kernels.matmul.flat.output import PADDING
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warp import ALL_LANES
@@ -38,9 +39,9 @@ MOST_ITEMS = 2  # groups of eight outputs per thread; registers hold what the ep
 class DeferredNorm(NamedTuple):
     """A residual stream with an unfinished norm: rms_norm(stream) = scaled / sqrt(sum of squares / hidden + epsilon)."""
 
-    stream: Any  # [T, hidden]
-    scaled: Any  # [T, hidden]
-    squares: Any  # [parts, T] float32; the sum over the parts is the sum of the squares of a row
+    stream: Array  # [T, hidden]
+    scaled: Array  # [T, hidden]
+    squares: Array  # [parts, T] float32; the sum over the parts is the sum of the squares of a row
     epsilon: float
 
     @property
@@ -93,9 +94,9 @@ def make_inverse_rms(columns: int, parts: int):
 class Kept(NamedTuple):
     """What a thread loads before the sums are done: a number per token, and vectors as words."""
 
-    squares: Any  # [items] its shares of the sums of squares of x's rows
-    addends: Any  # [items * 4] the residuals of its outputs
-    norm: Any  # [4] the norm's weights for its columns
+    squares: Array  # [items] its shares of the sums of squares of x's rows
+    addends: Array  # [items * 4] the residuals of its outputs
+    norm: Array  # [4] the norm's weights for its columns
 
 
 def make_epilogue(rows: int, tokens: int, writers: int, dtype: str, gated: bool, parts: int, added):

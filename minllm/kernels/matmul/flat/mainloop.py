@@ -12,7 +12,8 @@ of weight a block owns, and what becomes of the sums: flat_wgmma.py, deferred_no
 Source: PTX ISA, "cp.async.bulk.tensor", "wgmma.mma_async", "mapa".
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, int32, uint32
 
@@ -131,12 +132,12 @@ def make_consume(tokens: int, tiling: FlatWgmmaTiling, dtype: str, pipeline: Pip
 class Mainloop(NamedTuple):
     """The device functions of a mainloop, see the top of this file."""
 
-    tile_of_block: Any
-    open: Any
-    begin: Any
-    consume: Any
-    produce: Any
-    added: Any
+    tile_of_block: Callable
+    open: Callable
+    begin: Callable
+    consume: Callable
+    produce: Callable
+    added: Callable
 
 
 def make_mainloop(tokens: int, tiling: FlatWgmmaTiling, dtype: str, halves: bool) -> Mainloop:

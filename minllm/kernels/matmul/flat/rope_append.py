@@ -13,7 +13,7 @@ Source: kernels/kv/qkv_rope_append.py, which does the same to the output of a pr
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64
 
@@ -24,6 +24,7 @@ from minllm.kernels.matmul.flat.output import PADDING
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.rope.rotate import make_rotate
 from minllm.kernels.vector import vector_access
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warpgroup import THREADS, sync_blocks
@@ -32,10 +33,10 @@ from minllm.tiles.warpgroup import THREADS, sync_blocks
 class Kept(NamedTuple):
     """What a thread loads for each of its items, a token's eight pairs, before the sums are done."""
 
-    squares: Any  # [items] its shares of the sums of squares of x's rows
-    slots: Any  # [items]
-    cosines: Any  # [items, 8]
-    sines: Any  # [items, 8]
+    squares: Array  # [items] its shares of the sums of squares of x's rows
+    slots: Array  # [items]
+    cosines: Array  # [items, 8]
+    sines: Array  # [items, 8]
 
 
 def make_epilogue(columns: int, tokens: int, writers: int, dtype: str, head_dim: int, parts: int, added):

@@ -24,7 +24,8 @@ Source: PTX ISA, "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint8, uint32
 
@@ -50,8 +51,8 @@ SHARED_BYTES = STAGE_BYTES + BARRIER_BYTES + ALIGNMENT
 class Sums(NamedTuple):
     """Device functions for a warpgroup's sums [64, 256] in registers."""
 
-    begin: Any  # begin(sums, bias, first_column, thread): each sum begins as the bias of its column, or 0
-    store: Any  # store(sums, out, first_row, first_column, thread): stores the sums that lie inside out
+    begin: Callable  # begin(sums, bias, first_column, thread): each sum begins as the bias of its column, or 0
+    store: Callable  # store(sums, out, first_row, first_column, thread): stores the sums that lie inside out
 
 
 def make_sums(registers: int, dtype: str, paired: bool) -> Sums:

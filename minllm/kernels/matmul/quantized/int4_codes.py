@@ -1,10 +1,11 @@
 """int4 for the GEMVs on tensor cores: which weights they support, their flat arrays, and codes and scales as floats."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, uint32
 
 from minllm import ptx
+from minllm.runtime.array_protocol import Array
 
 BITS = {"float16": "uint16", "bfloat16": "uint16", "float32": "uint32"}  # integers of the same size; scales are loaded as these
 LONG_GROUP = 128  # inputs per step of these GEMVs: longer groups are multiples of it
@@ -27,10 +28,10 @@ class Int4Arrays(NamedTuple):
     """An int4 weight [N, K]: codes [N * K / 2], scales [groups * N] as unsigned integers of their bits, zeros [groups * N] or None,
     minimums like scales or None; N."""
 
-    codes: Any
-    scales: Any
-    zeros: Any
-    minimums: Any
+    codes: Array
+    scales: Array
+    zeros: Array
+    minimums: Array
     outputs: int
 
 

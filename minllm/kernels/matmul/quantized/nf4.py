@@ -12,7 +12,7 @@ Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", s
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -21,6 +21,7 @@ from minllm.kernels.matmul.arguments import FLOAT32
 from minllm.kernels.matmul.quantized.arguments import UINT8, WARPS, check_rows
 from minllm.kernels.matmul.quantized.sums import make_add_products, make_store_column
 from minllm.kernels.vector import load_words, vector_access
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -35,13 +36,13 @@ class Nf4Arrays(NamedTuple):
     The GEMVs take codes and absmax flat.
     """
 
-    codes: Any
-    absmax: Any
-    nested: Any
-    map: Any
-    offsets: Any
-    first_blocks: Any
-    table: Any
+    codes: Array
+    absmax: Array
+    nested: Array
+    map: Array
+    offsets: Array
+    first_blocks: Array
+    table: Array
     outputs: int
 
 

@@ -9,7 +9,7 @@ table in its own bank, 32 KB in all, and there are no bank conflicts.
 The table is followed by the map of 256 numbers that decodes an 8-bit absmax (double quantisation).
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -27,8 +27,8 @@ TABLE_BYTES = PAIRS_BYTES + 4 * MAP_ENTRIES
 class Tables(NamedTuple):
     """Shared addresses of the lane's copy of the table of pairs, and of the absmax map."""
 
-    pairs: Any
-    map: Any
+    pairs: int
+    map: int
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -18,6 +18,7 @@ from numba import cuda, float32, int32
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
 from minllm.kernels.matmul.quantized.rows import fp8_bits, fp8_number
 from minllm.ptx import rcp_rn
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP, warp_max
 
@@ -28,8 +29,8 @@ LARGEST = 448
 class RowGroups(NamedTuple):
     """x [M, K] as fp8 codes, and one scale per row and group of 128 inputs."""
 
-    codes: Any  # uint8 [M, K], the bits of e4m3
-    scales: Any  # float32 [M, groups]
+    codes: Array  # uint8 [M, K], the bits of e4m3
+    scales: Array  # float32 [M, groups]
 
 
 @functools.cache

@@ -12,7 +12,8 @@ writes codes itself (normalization/rms_norm_quantized.py).
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numba import cuda, float32, uint8, uint32
@@ -23,6 +24,7 @@ from minllm.kernels.normalization.row import LONG_BLOCK, SHORT_BLOCK, row_in_sho
 from minllm.kernels.reduction import block_max
 from minllm.kernels.vector import VECTOR_BYTES, load_words, vector_access, vector_unpack
 from minllm.ptx import float_as_uint, pack_e4m3x2, rcp_rn, store_32, store_64, unpack_e4m3x2
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
@@ -36,8 +38,8 @@ ROUNDING = 12582912.0  # 1.5 * 2**23
 class QuantizedRows(NamedTuple):
     """x [M, K] as codes, and one scale per row."""
 
-    codes: Any  # uint8 [M, K], the bits of int8 or e4m3; or the codes as numbers in the dtype of x
-    scales: Any  # float32 [M]
+    codes: Array  # uint8 [M, K], the bits of int8 or e4m3; or the codes as numbers in the dtype of x
+    scales: Array  # float32 [M]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -97,7 +99,7 @@ def make_take(width: int):
 
 
 @functools.cache
-def make_write_codes(code: str, width: int, pieces: int, unpack: Any = None):
+def make_write_codes(code: str, width: int, pieces: int, unpack: Callable | None = None):
     """write_codes(held, row, codes, scales, partials): quantise a row in registers.
 
     held: `pieces` vectors of `width` numbers per thread, as words with their `unpack` (kernels/vector.py), or as float32. codes [M, K],

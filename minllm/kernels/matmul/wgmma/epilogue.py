@@ -10,6 +10,7 @@ If TMA cannot store (float32 outputs, rows that are not a multiple of 16 bytes),
 Source: PTX ISA, "stmatrix", "cp.async.bulk.tensor"; N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
@@ -18,6 +19,7 @@ from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.matmul.output_tiles import PACK, make_store_pair
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
+from minllm.runtime.array_protocol import Array
 from minllm.tiles import warpgroup
 from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warpgroup import ROWS, WARP_ROWS
@@ -26,12 +28,12 @@ from minllm.tiles.warpgroup import ROWS, WARP_ROWS
 class Output(NamedTuple):
     """The output out [M, N], and the operands applied to its sums; map: the tensor map of out, if TMA stores it."""
 
-    array: Any
+    array: Array
     map: Any
-    bias: Any  # [N] or None
-    residual: Any  # [M, N] or None
-    x_scales: Any  # [M], if x holds 8-bit codes, or None
-    scales: Any  # [N], one per output channel; gated [2 N]; or None
+    bias: Array  # [N] or None
+    residual: Array  # [M, N] or None
+    x_scales: Array  # [M], if x holds 8-bit codes, or None
+    scales: Array  # [N], one per output channel; gated [2 N]; or None
 
 
 class Epilogue(NamedTuple):
@@ -43,9 +45,9 @@ class Epilogue(NamedTuple):
     as far as that lies inside out; call make_room first.
     """
 
-    make_room: Any
-    store: Any
-    finish: Any  # finish(): wait until the thread that issues TMA stores may exit
+    make_room: Callable
+    store: Callable
+    finish: Callable  # finish(): wait until the thread that issues TMA stores may exit
 
 
 class SumScales(NamedTuple):
@@ -54,8 +56,8 @@ class SumScales(NamedTuple):
     scaled(low, high, of_row, output, first, second): the sums of two columns times their scales.
     """
 
-    of_rows: Any
-    scaled: Any
+    of_rows: Callable
+    scaled: Callable
 
 
 def make_sum_scales(scaled: bool) -> SumScales:

@@ -40,6 +40,7 @@ from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, check_
 from minllm.kernels.matmul.output_tiles import make_tile_order
 from minllm.kernels.matmul.wgmma.epilogue import Output, make_epilogue
 from minllm.kernels.matmul.wgmma.tiling import TILE_K, WgmmaTiling, choose_tiling
+from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.runtime.tensor_map import tensor_map
@@ -265,8 +266,8 @@ class Scales(NamedTuple):
     """The dtype of 8-bit codes, and the scales of their sums."""
 
     dtype: str
-    x: Any  # float32 [M], or as the consumer takes them
-    weight: Any  # float32 [N], gated [2 N], or as the consumer takes them
+    x: Array  # float32 [M], or as the consumer takes them
+    weight: Array  # float32 [N], gated [2 N], or as the consumer takes them
     consumer: Any = None  # see wgmma_kernel
 
 

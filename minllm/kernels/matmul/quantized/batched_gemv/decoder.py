@@ -10,7 +10,8 @@ that no instruction waits for the load, converts them to a Scale before the step
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda
 
@@ -24,21 +25,21 @@ class Decoder(NamedTuple):
     unit: float  # unit of the sums; the final sums are multiplied by its inverse
     has_sums: bool  # whether `add` needs sums of x
     has_offsets: bool  # whether `add` needs an offset per group
-    begin_block: Any  # (table, weight) -> `decoding` for `pair` and `scale`; all threads fill the table, if any, before a barrier
-    begin: Any  # (weight, row) -> `kept`, the format's data of a row
-    load: Any  # (weight, row, kept, group, words, at): words[at : at + self.words] = the data of a group of a row; if a group is longer
-    # than a step, `group` is the number of the step
-    scale: Any  # (decoding, kept, words, at) -> the Scale in these words
-    pair: Any  # (decoding, word, i) -> the numbers of codes 2 i and 2 i + 1 of a word, as a register of two 16-bit floats
-    pair_of_x: Any  # (word, i) -> the two inputs that pair i multiplies, from a word of unmodified x
-    add: Any  # (total, factor, offset, sum, sum_of_x) -> total plus a group's contribution; sum: of the group's numbers times x
+    begin_block: Callable  # (table, weight) -> `decoding` for `pair` and `scale`; all threads fill the table, if any, before a barrier
+    begin: Callable  # (weight, row) -> `kept`, the format's data of a row
+    load: Callable  # (weight, row, kept, group, words, at): words[at : at + self.words] = the data of a group of a row; if a group is
+    # longer than a step, `group` is the number of the step
+    scale: Callable  # (decoding, kept, words, at) -> the Scale in these words
+    pair: Callable  # (decoding, word, i) -> the numbers of codes 2 i and 2 i + 1 of a word, as a register of two 16-bit floats
+    pair_of_x: Callable  # (word, i) -> the two inputs that pair i multiplies, from a word of unmodified x
+    add: Callable  # (total, factor, offset, sum, sum_of_x) -> total plus a group's contribution; sum: of the group's numbers times x
 
 
 class Scale(NamedTuple):
     """A group's scale, and its offset: zero point, minimum, or 0."""
 
-    factor: Any
-    offset: Any
+    factor: float
+    offset: float
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -1,5 +1,6 @@
 """A warp's loads from HBM: each lane loads its own codes, and the scales that it passes on to other lanes."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
@@ -16,7 +17,7 @@ CODE_WORDS = 2 * WORDS  # words of codes of a lane's two rows
 class Row(NamedTuple):
     """A row of weight: its number, and what Decoder.begin returned for it."""
 
-    number: Any
+    number: int
     kept: Any
 
 
@@ -33,18 +34,18 @@ class Loads(NamedTuple):
     code_words: int
     scale_words: int
     scale_values: int
-    rows: Any  # (weight, low, high) -> Rows
-    places: Any  # (rows, first) -> Places of a warp's steps from `first` on
-    codes: Any  # (u, array, places, first, codes): loads a lane's codes of the u-th of these steps
-    scales: Any  # (weight, rows, first, words): loads the data of the lane's groups in all these steps
-    convert: Any  # (decoding, rows, words, values): values = the Scales in these words
+    rows: Callable  # (weight, low, high) -> Rows
+    places: Callable  # (rows, first) -> Places of a warp's steps from `first` on
+    codes: Callable  # (u, array, places, first, codes): loads a lane's codes of the u-th of these steps
+    scales: Callable  # (weight, rows, first, words): loads the data of the lane's groups in all these steps
+    convert: Callable  # (decoding, rows, words, values): values = the Scales in these words
 
 
 class Places(NamedTuple):
     """Byte offsets of a lane's codes of a chunk, in both of its rows; 64 bits, to which the steps add constants."""
 
-    low: Any
-    high: Any
+    low: int
+    high: int
 
 
 def make_load_codes(tiling: BatchedGemvTiling, groups: int, steps: int):

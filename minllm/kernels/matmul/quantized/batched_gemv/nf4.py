@@ -7,7 +7,7 @@ Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", s
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, uint32
 
@@ -22,8 +22,8 @@ BLOCKS = 2  # NF4 blocks per step
 class Kept(NamedTuple):
     """A row's data: the number of its first block, and the offset added to its absmax."""
 
-    first_block: Any
-    offset: Any
+    first_block: int
+    offset: float
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -10,7 +10,8 @@ its outputs.
 Source: PTX ISA, "st.async", "mapa", "mbarrier".
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -27,17 +28,17 @@ BUFFERS = 2
 class Outputs(NamedTuple):
     """Device functions that write the two sums of a pair of rows (outputs.py)."""
 
-    rows_of: Any  # (pair, rows of weight) -> (low, high); pairs past the last repeat it
-    write: Any  # (bias, out, token, pair, low, high)
+    rows_of: Callable  # (pair, rows of weight) -> (low, high); pairs past the last repeat it
+    write: Callable  # (bias, out, token, pair, low, high)
 
 
 class Buffer(NamedTuple):
     """The buffer of the i-th tiles: its number, shared addresses of its mbarriers, and the phase parity of `full`."""
 
-    number: Any
-    full: Any
-    empty: Any
-    phase: Any
+    number: int
+    full: int
+    empty: int
+    phase: int
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -8,7 +8,7 @@ while x is copied.
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -37,10 +37,10 @@ def first_sum(tiling: BatchedGemvTiling, steps: int) -> int:
 class Place(NamedTuple):
     """A vector's token, its position in that row of x, its first word in shared memory, and the number of its group's sum."""
 
-    token: Any
-    vector: Any
-    word: Any
-    sum: Any
+    token: int
+    vector: int
+    word: int
+    sum: int
 
 
 def make_place_of(tiling: BatchedGemvTiling, groups: int):

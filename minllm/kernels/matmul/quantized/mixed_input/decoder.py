@@ -9,7 +9,8 @@ then they stay unconverted, so that no instruction waits for them. At the beginn
 Source: PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16" (A in registers).
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numba import cuda, uint32
@@ -35,13 +36,13 @@ class Decoder(NamedTuple):
     code_bytes: int  # bytes of codes per row and step
     pairs: int  # registers for a lane's scales of a step
     table_bytes: int  # bytes of the table in shared memory, 0 without one
-    fill_table: Any  # (table, weight): all threads fill it before a barrier
-    make_lane: Any  # (weight, table, low, high) -> Lane of rows low and high
-    load_ahead: Any  # (weight, lane, step) -> the lane's scale data for a step that no TMA loads, unconverted
-    make_pairs: Any  # (read) -> make_pairs(lane, ahead, stage, elements, pairs): pairs = the scales as pairs of 16-bit floats;
+    fill_table: Callable  # (table, weight): all threads fill it before a barrier
+    make_lane: Callable  # (weight, table, low, high) -> Lane of rows low and high
+    load_ahead: Callable  # (weight, lane, step) -> the lane's scale data for a step that no TMA loads, unconverted
+    make_pairs: Callable  # (read) -> make_pairs(lane, ahead, stage, elements, pairs): pairs = the scales as pairs of 16-bit floats;
     # ahead: from load_ahead; stage: its shared address; read, elements: those of ScaleTiles
-    decode: Any  # (memory, line, apart, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row low
-    # begins; apart: words from there to row high, a constant, so that it becomes an offset of the loads
+    decode: Callable  # (memory, line, apart, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row
+    # low begins; apart: words from there to row high, a constant, so that it becomes an offset of the loads
 
     @property
     def row_bytes(self) -> int:

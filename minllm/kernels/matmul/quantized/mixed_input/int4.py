@@ -10,7 +10,7 @@ Source: Frantar et al. 2024, "MARLIN", section 3.4.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import cuda, uint32
@@ -38,8 +38,8 @@ SIGNS = 0x80008000  # the sign bits of a pair
 class Lane(NamedTuple):
     """The mask that selects two codes of a word, and the shift to the lane's codes."""
 
-    mask: Any
-    shift: Any
+    mask: int
+    shift: int
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -8,7 +8,7 @@ sign bit is the lowest bit of the exponent of -128 or -256, which an fma adds. A
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import cuda, uint32
@@ -42,10 +42,10 @@ class Lane(NamedTuple):
     Masks of a byte's sign bit and of its other bits, in both halves.
     """
 
-    word: Any
-    bytes: Any
-    sign: Any
-    magnitude: Any
+    word: int
+    bytes: int
+    sign: int
+    magnitude: int
 
 
 @cuda.jit(device=True, forceinline=True)

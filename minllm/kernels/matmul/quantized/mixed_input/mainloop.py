@@ -10,6 +10,7 @@ same row of up, so that the lane has both sums of an output in its registers.
 Source: PTX ISA, "wgmma.mma_async" (register operand), "Swizzling modes"; Frantar et al. 2024, "MARLIN", section 3.4.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint32
@@ -19,6 +20,7 @@ from minllm.kernels.matmul.quantized.mixed_input.decoder import FRAGMENTS, Decod
 from minllm.kernels.matmul.quantized.mixed_input.k_groups import make_advance, make_group_of
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleTiles
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
+from minllm.runtime.array_protocol import Array
 from minllm.tiles import tma
 from minllm.tiles.wgmma import make_wgmma
 
@@ -76,10 +78,10 @@ def make_produce(tiling: MixedInputTiling, decoder: Decoder, gated: bool, scale_
 class Consumer(NamedTuple):
     """A consumer thread's part of the block's rows: its warpgroup's part of K, its number in it, and the places of its two rows."""
 
-    group: Any
-    thread: Any
-    low: Any
-    high: Any
+    group: int
+    thread: int
+    low: int
+    high: int
 
 
 def make_consumer(tiling: MixedInputTiling, gated: bool):
@@ -102,7 +104,7 @@ class Codes(NamedTuple):
     weight: Any
     lane: Any  # the decoder's Lane
     elements: Any  # those of ScaleTiles
-    pairs: Any
+    pairs: Array
 
 
 class Mainloop(NamedTuple):
@@ -113,8 +115,8 @@ class Mainloop(NamedTuple):
     """
 
     registers: int
-    x: Any  # x(ring) -> that operand
-    multiply_tile: Any
+    x: Callable  # x(ring) -> that operand
+    multiply_tile: Callable
 
 
 def make_mainloop(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: bool, scale_tiles: ScaleTiles, pipeline) -> Mainloop:

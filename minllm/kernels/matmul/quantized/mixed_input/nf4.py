@@ -8,7 +8,7 @@ absmax arrives with the codes, and its nested scale is loaded a step ahead.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import cuda, uint32
@@ -29,13 +29,14 @@ from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
 from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
 from minllm.kernels.matmul.quantized.nf4 import NESTED_SHIFT, Nf4Arrays
 from minllm.kernels.matmul.quantized.nf4_pairs import ENTRY_BYTES, TABLE_BYTES, make_fill_tables, mapped, tables_at
+from minllm.runtime.array_protocol import Array
 
 
 class Row(NamedTuple):
     """A row of weight: the number of its first block, and the offset added to its absmax."""
 
-    first_block: Any
-    offset: Any
+    first_block: int
+    offset: float
 
 
 class Lane(NamedTuple):
@@ -43,8 +44,8 @@ class Lane(NamedTuple):
 
     low: Row
     high: Row
-    tables: Any
-    entry: Any
+    tables: Array
+    entry: int
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -9,6 +9,7 @@ Gate and up lie apart in the weight, so each half of a gated tile's rows is load
 A lane's row high is eight rows after row low, or the same row of the other half (mainloop.py).
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,8 +59,8 @@ class ScaleMaps(NamedTuple):
 class Element(NamedTuple):
     """Where an array's element for a row lies: the byte of the stage at which its word begins, and its lowest bit in that word."""
 
-    byte: Any
-    bit: Any
+    byte: int
+    bit: int
 
 
 class Elements(NamedTuple):
@@ -72,9 +73,9 @@ class Elements(NamedTuple):
 class ScaleTiles(NamedTuple):
     """The device functions for the arrays of scales of a step."""
 
-    load: Any  # (stage, maps, half, row, step): start the copies for a half of the tile's rows, which begins with row `row` of weight
-    elements: Any  # (place) -> Elements of a lane whose row low is the tile's row `place`
-    read: Any  # (stage, elements, number, group, high) -> a word with an array's element for row low or high in its lowest bits
+    load: Callable  # (stage, maps, half, row, step): start the copies for a half of the tile's rows, which begins with row `row` of weight
+    elements: Callable  # (place) -> Elements of a lane whose row low is the tile's row `place`
+    read: Callable  # (stage, elements, number, group, high) -> a word with an array's element for row low or high in its lowest bits
 
 
 def make_scale_tiles(arrays: tuple[ScaleArray, ...], tiling: MixedInputTiling, gated: bool, code_bytes: int) -> ScaleTiles:

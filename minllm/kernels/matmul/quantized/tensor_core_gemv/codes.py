@@ -7,7 +7,7 @@ converts the codes to float16, which is exact.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -24,6 +24,7 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import (
     scale_nothing,
 )
 from minllm.kernels.vector import load_words
+from minllm.runtime.array_protocol import Array
 
 INPUTS = 64
 MULTIPLY = {"int8": ptx.mma_m16n8k32_s8, "fp8": ptx.mma_m16n8k32_e4m3}
@@ -32,15 +33,15 @@ MULTIPLY = {"int8": ptx.mma_m16n8k32_s8, "fp8": ptx.mma_m16n8k32_e4m3}
 class Codes(NamedTuple):
     """A weight [N, K]: codes [N * K], scales [N]."""
 
-    codes: Any
-    scales: Any
+    codes: Array
+    scales: Array
 
 
 class Scales(NamedTuple):
     """The scales of a lane's rows, loaded long before the sums are complete."""
 
-    low: Any
-    high: Any
+    low: float
+    high: float
 
 
 @functools.cache

@@ -10,7 +10,7 @@ Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", s
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba import cuda, float32, uint32
 
@@ -27,10 +27,10 @@ BLOCKS = 2  # NF4 blocks per step
 class Kept(NamedTuple):
     """The data of rows low and high: the numbers of their first blocks, and the offsets added to their absmax."""
 
-    low_block: Any
-    high_block: Any
-    low_offset: Any
-    high_offset: Any
+    low_block: int
+    high_block: int
+    low_offset: float
+    high_offset: float
 
 
 @functools.cache

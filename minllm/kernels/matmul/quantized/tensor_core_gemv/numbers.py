@@ -8,7 +8,8 @@ tile the sums of the four lanes are added.
 """
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
@@ -25,9 +26,9 @@ class Shares(NamedTuple):
 
     group: int  # steps per group
     parts: int  # parts of a step for which a lane has sums, in each row
-    own_step: Any  # () -> this lane's step of a group
-    first_part: Any  # () -> the first part for which it has sums
-    sum_of_lanes: Any  # value -> the sum of the values of lanes with different parts or steps
+    own_step: Callable  # () -> this lane's step of a group
+    first_part: Callable  # () -> the first part for which it has sums
+    sum_of_lanes: Callable  # value -> the sum of the values of lanes with different parts or steps
 
 
 def make_shares(parts: int, unroll: int) -> Shares:

@@ -11,9 +11,12 @@ them.
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32".
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
+
+from minllm.runtime.array_protocol import Array
 
 ROW_BYTES, LANE_BYTES = 64, 16  # bytes of codes per row and step; a lane's share of them
 CODE_WORDS = 8  # registers for a lane's codes of a step
@@ -29,37 +32,37 @@ class Operand(NamedTuple):
     x_bytes: int  # bytes of x in shared memory
     table_bytes: int  # bytes of the table in shared memory, 0 without one
     sum_type: Any  # type of mma.sync's sums
-    fill: Any  # (table, weight): all threads fill the table before a barrier
-    prepare: Any  # (x, norm, epsilon, memory) -> factor of the final sums; writes x to shared memory, and ends with a barrier
-    decoder: Any  # (table) -> `decoder` for `multiply` and `scale`, after the barrier
-    begin: Any  # (weight, rows) -> `kept`, the format's data of two rows of weight
-    own_step: Any  # () -> the step of a group for which a lane scales the sums
-    load: Any  # (weight, rows, kept, step, words, at): words[at : at + self.words] = the scale data of a step
-    multiply: Any  # (memory, decoder, held, u, step, sums): multiplies a step, the u-th of those in Held
-    scale: Any  # (memory, decoder, kept, held, index, step, sums): adds the scaled sums of a lane's step of a group to its total
-    finish: Any  # (kept, total, factor) -> (low, high), the final sums of the two rows
+    fill: Callable  # (table, weight): all threads fill the table before a barrier
+    prepare: Callable  # (x, norm, epsilon, memory) -> factor of the final sums; writes x to shared memory, and ends with a barrier
+    decoder: Callable  # (table) -> `decoder` for `multiply` and `scale`, after the barrier
+    begin: Callable  # (weight, rows) -> `kept`, the format's data of two rows of weight
+    own_step: Callable  # () -> the step of a group for which a lane scales the sums
+    load: Callable  # (weight, rows, kept, step, words, at): words[at : at + self.words] = the scale data of a step
+    multiply: Callable  # (memory, decoder, held, u, step, sums): multiplies a step, the u-th of those in Held
+    scale: Callable  # (memory, decoder, kept, held, index, step, sums): adds the scaled sums of a lane's step of a group to its total
+    finish: Callable  # (kept, total, factor) -> (low, high), the final sums of the two rows
 
 
 class Held(NamedTuple):
     """The steps in flight, in registers: CODE_WORDS words of codes per step, four of row low and four of row high, and the operand's
     `words` of scale data per group."""
 
-    codes: Any
-    scales: Any
+    codes: Array
+    scales: Array
 
 
 class Sums(NamedTuple):
     """A lane's sums, two of row low and two of row high: totals over K, and the unscaled sums of its step of a group."""
 
-    total: Any
-    unscaled: Any
+    total: Array
+    unscaled: Array
 
 
 class Rows(NamedTuple):
     """A lane's two rows of weight."""
 
-    low: Any
-    high: Any
+    low: int
+    high: int
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -10,22 +10,24 @@ Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU); kernels/k
 """
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.matmul.quantized.row_pairs import PAIRS, gated_rows, plain_column
+from minllm.runtime.array_protocol import Array
 
 
 class Outputs(NamedTuple):
     """The device functions with which a kernel writes its outputs."""
 
-    rows_of: Any  # (pair, rows of weight) -> (low, high); pairs past the last repeat it
-    begin: Any  # (arrays) -> `token`, the data that all pairs need, after the preceding kernels have ended
-    prepare: Any  # (arrays, token, pair) -> `prepared`, the other inputs of a pair's outputs
-    write: Any  # (arrays, prepared, pair, low, high)
+    rows_of: Callable  # (pair, rows of weight) -> (low, high); pairs past the last repeat it
+    begin: Callable  # (arrays) -> `token`, the data that all pairs need, after the preceding kernels have ended
+    prepare: Callable  # (arrays, token, pair) -> `prepared`, the other inputs of a pair's outputs
+    write: Callable  # (arrays, prepared, pair, low, high)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -37,9 +39,9 @@ def begin_nothing(arrays):
 class Plain(NamedTuple):
     """Arrays of plain outputs: bias [N] or None, residual [N] or None, out [N]."""
 
-    bias: Any
-    residual: Any
-    out: Any
+    bias: Array
+    residual: Array
+    out: Array
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -57,10 +59,10 @@ def no_element(row, column):
 class Addends(NamedTuple):
     """Bias and residual of a pair's outputs, unconverted."""
 
-    low_bias: Any
-    high_bias: Any
-    low_residual: Any
-    high_residual: Any
+    low_bias: float
+    high_bias: float
+    low_residual: float
+    high_residual: float
 
 
 @functools.cache
@@ -93,7 +95,7 @@ def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
 class Gated(NamedTuple):
     """Array of gated outputs: out [I]."""
 
-    out: Any
+    out: Array
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -113,32 +115,32 @@ class Attention(NamedTuple):
     """Arrays of attention: bias [N] or None, positions [1], slot_mapping [1], cos_sin [positions, head_dim], query [1, heads, head_dim],
     caches [slots, kv_heads, head_dim]."""
 
-    bias: Any
-    positions: Any
-    slot_mapping: Any
-    cos_sin: Any
-    query: Any
-    key_cache: Any
-    value_cache: Any
+    bias: Array
+    positions: Array
+    slot_mapping: Array
+    cos_sin: Array
+    query: Array
+    key_cache: Array
+    value_cache: Array
 
 
 class Token(NamedTuple):
     """A token's position in its sequence, and its slot in the cache."""
 
-    position: Any
-    slot: Any
+    position: int
+    slot: int
 
 
 class Turn(NamedTuple):
     """A pair's head and component, the cosine and sine of its angle, its token's slot in the cache, and its biases."""
 
-    head: Any
-    component: Any
-    cosine: Any
-    sine: Any
-    slot: Any
-    low_bias: Any
-    high_bias: Any
+    head: int
+    component: int
+    cosine: float
+    sine: float
+    slot: int
+    low_bias: float
+    high_bias: float
 
 
 @functools.cache
