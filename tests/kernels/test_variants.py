@@ -19,6 +19,7 @@ from minllm.kernels.all_reduce import choice as messages
 from minllm.kernels.attention.choice import choose, choose_quantized
 from minllm.kernels.attention.variants import QUANTIZED
 from minllm.kernels.matmul import choice as products
+from minllm.kernels.quantization.formats import KV_FORMATS, kv_format
 from minllm.kernels.variants import Variant, Variants
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 
@@ -54,11 +55,12 @@ def launched_by_engines():
     """{stage: the names of the variants that engines choose}, and those that serve arguments of which there is one kind each."""
     rows, dtypes = range(1, 600), ("float32", "bfloat16")
     shapes = itertools.product(rows, ((6144, 4096), (7, 5)), dtypes, (None, "NVIDIA H200"), (False, True))
-    caches = [SimpleNamespace(format=SimpleNamespace(is_float=False), shape=(1, block_size)) for block_size in (5, 16)]
-    plain = {choose(number, dtype, capability) for number in rows for dtype in dtypes for capability in (None, (8, 0), HOPPER)}
+    caches = [SimpleNamespace(format=kv_format(name, 64), shape=(1, size)) for name in KV_FORMATS for size in (5, 16)]
+    gpus = [(dtype, capability) for dtype in dtypes for capability in (None, (8, 0), HOPPER)]
+    plain = {choose(number, *gpu) for number in rows for gpu in gpus}
     return {
         "matmul": {products.choose(m, n, k, dtype, gpu, hopper) for m, (n, k), dtype, gpu, hopper in shapes},
-        "attention": plain | {choose_quantized(number, cache) for number in (1, 2) for cache in caches}
+        "attention": plain | {choose_quantized(number, cache, *gpu) for number in (1, 2) for cache in caches for gpu in gpus}
         | {"split_cluster", "flash_attention_2_float32", "residual_window", "tree", "soft_capped"},
         "all_reduce": {messages.choose(ranks, 1 << power) for ranks in range(2, 9) for power in range(30)} - {None},
     }  # fmt: skip
