@@ -99,7 +99,10 @@ class Counts:
         found = self.trace
         for (name, kind), mask in self.masks.items():
             getattr(found.arrays[name], kind).unique_bytes = int(mask.sum())
-        found.shared = sorted(self.shared_lines.values(), key=lambda entry: (entry.place, entry.line, entry.array, entry.kind))
+        first = {}  # accesses of one line in the order of execution
+        for number, one in enumerate(self.examples.values()):
+            first.setdefault((one.place, one.line, one.array, one.kind), number)
+        found.shared = [entry for _, entry in sorted(self.shared_lines.items(), key=lambda item: (*item[0][:2], first[item[0]]))]
         found.partial = sorted((e for e in self.partial_lines.values() if e.partial), key=lambda entry: (entry.place, entry.line))
         found.examples = list(self.examples.values())
         found.flops = dict(sorted(self.flops.items(), key=lambda item: ("mma" not in item[0], item)))
