@@ -26,7 +26,7 @@ and six formats are off by at most 9 % (tests/costs/test_step_time.py).
 A mixture of experts reads the experts that its tokens touch, in GEMVs up to GATHERED_ROWS tokens and in grouped GEMMs beyond. It launches
 more kernels: the router's GEMM, beyond one token the norm, and for grouped GEMMs the choice, a counting sort and the sum of the experts.
 With that, steps of Qwen3-30B-A3B's shape in bfloat16 at a context of 1,024 are predicted within 3 % on an H200 (measured 2026-11-28,
-commit f29ffae0): 2.31 ms for one sequence (measured 2.26), 10.96 for 16 (11.17), 16.7 for 64 (17.09).
+commit 379a025a): 2.31 ms for one sequence (measured 2.24), 10.96 for 16 (10.98), 16.7 for 64 (16.94).
 
 Source of the form: Hockney, "Parametrization of computer performance", 1987: a start-up time and a rate. The p-norm is our addition.
 """

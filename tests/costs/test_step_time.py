@@ -118,9 +118,9 @@ def test_whole_steps_are_predicted_within_9_per_cent():
     assert {case: error for case, error in errors.items() if abs(error) > 0.09} == {}
 
 
-@pytest.mark.parametrize(("batch", "measured"), [(1, 2.256), (16, 11.17), (64, 17.09)])
+@pytest.mark.parametrize(("batch", "measured"), [(1, 2.244), (16, 10.98), (64, 16.94)])
 def test_steps_with_experts_are_predicted_within_3_per_cent(batch, measured):
-    """Qwen3-30B-A3B's shape on an H200, bfloat16, context 1,024; ms measured 2026-11-28, commit f29ffae0."""
+    """Qwen3-30B-A3B's shape on an H200, bfloat16, context 1,024; ms measured 2026-11-28, commit 379a025a."""
     seconds = decode_step_seconds(named_config("qwen3-30b-a3b"), batch, 1024, RATES)
     assert 1e3 * seconds == pytest.approx(measured, rel=0.03)
 
