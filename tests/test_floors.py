@@ -82,8 +82,9 @@ def looked_up(tree, package):
 def imports(name, path, known):
     """The modules of minllm that a module imports; a public name of `minllm` counts as the module that defines it."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = {one for pattern in looked_up(tree, package) for one in fnmatch.filter(known, pattern)}
+    text = path.read_text(encoding="utf-8")
+    tree, looks_up = ast.parse(text), "import_module" in text or "VARIANTS" in text
+    found = {one for pattern in looked_up(tree, package) for one in fnmatch.filter(known, pattern)} if looks_up else set()
     for statement in statements(tree):
         for full in imported_names(statement, package):
             origin, _, last = full.rpartition(".")
