@@ -16,15 +16,15 @@ from minllm.cache.virtual.capacity import virtual_cache_that_fits
 from minllm.cache.virtual.claims import READ_TILE
 from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.cache.window_blocks import WindowBlocks, WindowRoom
+from minllm.engine.build.plan import Plan
 from minllm.engine.options import EngineOptions
 
 
-def make_cache(
-    device: str, ops, options: EngineOptions, shape: CacheShape, budget: CacheBudget, wanted_len: int
-) -> tuple[Any, CachePolicy]:
+def make_cache(plan: Plan, budget: CacheBudget) -> tuple[Any, CachePolicy]:
     """The memory for keys and values, and the policy that assigns it."""
+    options, shape, wanted_len = plan.options, plan.shape, plan.wanted_len
     if options.kv_cache_policy == "virtual":
-        return _make_virtual_cache(device, options, shape, budget, wanted_len)
+        return _make_virtual_cache(plan, budget)
     room = window_room(shape.residual_window, options.max_num_seqs, options.max_num_batched_tokens)
     budget = budget_beside(room, shape, budget)
     if options.kv_cache_policy == "contiguous":
@@ -35,23 +35,20 @@ def make_cache(
         budget = replace(budget, num_bytes=budget.num_bytes - local.num_blocks * shape.bytes_per_local_block)
     num_blocks = num_blocks_that_fit(shape, budget, options.max_num_seqs, wanted_len)
     policy = _make_policy(options, shape, num_blocks, local)
-    return KVCache(ops, shape, num_blocks, room, 0 if local is None else local.num_blocks), policy
+    return KVCache(plan.ops, shape, num_blocks, room, 0 if local is None else local.num_blocks), policy
 
 
-def _make_virtual_cache(
-    device: str, options: EngineOptions, shape: CacheShape, budget: CacheBudget, wanted_len: int
-) -> tuple[Any, CachePolicy]:
-    if device == "cpu":
+def _make_virtual_cache(plan: Plan, budget: CacheBudget) -> tuple[Any, CachePolicy]:
+    sizes = dict(max_num_seqs=plan.options.max_num_seqs, max_model_len=plan.wanted_len)
+    if plan.device == "cpu":
         from minllm.runtime.host_pages import MOST_ADDRESSES, HostPages
 
-        cache = virtual_cache_that_fits(
-            HostPages(), shape, budget, max_num_seqs=options.max_num_seqs, max_model_len=wanted_len, most_addresses=MOST_ADDRESSES
-        )
+        cache = virtual_cache_that_fits(HostPages(), plan.shape, budget, **sizes, most_addresses=MOST_ADDRESSES)
     else:
         from minllm.runtime.cuda_pages import CudaPages
 
-        cache = virtual_cache_that_fits(CudaPages(), shape, budget, options.max_num_seqs, wanted_len)
-    if options.speculative_config is not None:  # drafts are verified by the attention kernels for prompts, whose tiles are larger
+        cache = virtual_cache_that_fits(CudaPages(), plan.shape, budget, **sizes)
+    if plan.options.speculative_config is not None:  # drafts are verified by the attention kernels for prompts, whose tiles are larger
         return cache, VirtualPolicy(cache, step_tile=READ_TILE)
     return cache, VirtualPolicy(cache)
 

@@ -108,8 +108,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     """
     plan = plan_engine(options, share)
     model = _read_model(plan, progress)
-    random_seed = options.seed if options.load_format == "dummy" else None
-    draft = load_draft(options.speculation, plan.ops, plan.tokenizer, plan.config.vocab_size, plan.wanted_len, random_seed)
+    draft = load_draft(plan)
     memory = _make_memory(plan, model, draft)
     runner = _make_runner(plan, model, memory, draft)
     return Engine(
@@ -143,10 +142,10 @@ def _precompile(plan: Plan) -> CompileAhead:
 
 
 def _make_memory(plan: Plan, model: Model, draft: Model | None) -> Memory:
-    of_draft = draft_shape(draft, plan.ops, plan.device, plan.shape.block_size)
+    of_draft = draft_shape(draft, plan)
     calibration = calibrate(plan.ops, model, plan.shape, plan.tokenizer, plan.wanted_len)
     budget = budget_beside_draft(plan.budget(), plan.shape, of_draft)
-    cache, policy = make_cache(plan.device, plan.ops, plan.options, shape=plan.shape, budget=budget, wanted_len=plan.wanted_len)
+    cache, policy = make_cache(plan, budget)
     max_model_len = fitted_model_len(plan.options, plan.wanted_len, policy.max_sequence_tokens, budget)
     if calibration is not None:
         cache.calibrate(calibration.smoothing, calibration.scales, plan.ops)
@@ -156,10 +155,9 @@ def _make_memory(plan: Plan, model: Model, draft: Model | None) -> Memory:
 def _make_scheduler(plan: Plan, memory: Memory, draft: Model | None) -> Scheduler:
     options = plan.options
     manager = KVCacheManager(memory.policy, LENGTH_PREDICTIONS[options.length_prediction]())
-    preemption = make_preemption(plan.device, plan.ops, plan.config, memory.cache, memory.policy, options, memory.of_draft)
+    preemption = make_preemption(plan, memory.cache, memory.policy, memory.of_draft)
     queues = Queues(manager, preemption, options.max_num_seqs)
-    speculation = make_speculation(options.speculation, plan.device, plan.config, draft)
-    return Scheduler(POLICIES[options.scheduling_policy](), queues, options.max_num_batched_tokens, speculation)
+    return Scheduler(POLICIES[options.scheduling_policy](), queues, options.max_num_batched_tokens, make_speculation(plan, draft))
 
 
 def _make_runner(plan: Plan, model: Model, memory: Memory, draft: Model | None) -> ModelRunner:

@@ -8,11 +8,10 @@ from minllm.cache.offload import SwapSpace
 from minllm.cache.policy import CachePolicy
 from minllm.cache.transfers import CudaTransfers, HostTransfers
 from minllm.costs.swap import SwapRates, swap_wins
-from minllm.engine.options import EngineOptions
+from minllm.engine.build.plan import Plan
 from minllm.engine.scheduling.preemption import Preemption
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import find_gpu
-from minllm.models.config import ModelConfig
 
 HOST_GB_S = 50  # page-locked copies over PCIe 5; `minllm bench swap` measures a machine's own
 UNKNOWN_GPU = (0.3, 60)  # TB/s, TFLOP/s
@@ -27,16 +26,16 @@ def with_draft(cache: KVCache, draft: KVCache | None) -> Any:
     return SimpleNamespace(shape=both, arrays=cache.arrays + draft.arrays)
 
 
-def make_preemption(
-    device: str, ops: Any, config: ModelConfig, cache: KVCache, policy: CachePolicy, options: EngineOptions, draft: KVCache | None = None
-) -> Preemption:  # fmt: skip
+def make_preemption(plan: Plan, cache: KVCache, policy: CachePolicy, draft: KVCache | None) -> Preemption:
     """How sequences give up their memory. draft: a draft model's cache. Raises InvalidOptionError if the cache cannot be swapped."""
+    options, config = plan.options, plan.config
+    ops: Any = plan.ops  # with a GPU's streams and memory
     if options.preemption in ("recompute", "drop"):
         return Preemption(options.preemption)
     if options.kv_cache_policy == "virtual":
         raise InvalidOptionError(f'preemption={options.preemption!r} needs kv_cache_policy="paged" or "contiguous", not "virtual".')
     swapped = with_draft(cache, draft)
-    if device == "cpu":  # the same cores would copy or recompute, and copying is less work
+    if plan.device == "cpu":  # the same cores would copy or recompute, and copying is less work
         return Preemption(options.preemption, SwapSpace(swapped, policy, HostTransfers(), options.swap_space_bytes))
     swap_space = SwapSpace(swapped, policy, CudaTransfers(ops.memory, ops.core_stream, ops.pinned), options.swap_space_bytes)
     rates, kv_itemsize = _swap_rates(), cache.shape.bytes_per_head / cache.shape.head_dim

@@ -10,6 +10,7 @@ from minllm.cache.policy import CachePolicy
 from minllm.costs.speculation import best_num_drafts, trial_interval
 from minllm.costs.step_time import StepRates, StepTimes
 from minllm.engine.build.cache_format import cache_shape, check_shape
+from minllm.engine.build.plan import Plan
 from minllm.engine.drafting.draft_model import DraftModel
 from minllm.engine.drafting.lookahead import LookaheadDrafts
 from minllm.engine.drafting.ngrams import NgramDrafts
@@ -27,24 +28,22 @@ from minllm.models.model import Model, load_model
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.source import bundled_model, open_source
 from minllm.models.tied_head import untied_if_stored
-from minllm.models.tokenizer import Tokenizer
 from minllm.ops.protocol import Ops
 
 
-def load_draft(
-    config: SpeculativeConfig | None, ops: Ops, tokenizer: Tokenizer, vocab_size: int, max_model_len: int, random_seed: int | None
-) -> Model | None:  # fmt: skip
-    """The draft model; None if drafts come from elsewhere. random_seed: for random weights instead of the checkpoint's.
+def load_draft(plan: Plan) -> Model | None:
+    """The draft model; None if drafts come from elsewhere.
 
     Raises InvalidOptionError if its vocabulary or tokenizer is not the model's, or its context is shorter than max_model_len.
     """
+    config, ops, vocab_size, max_model_len = plan.options.speculation, plan.ops, plan.config.vocab_size, plan.wanted_len
     if config is None or config.method != "draft_model":
         return None
     source = open_source(bundled_model("draft") if config.model is None else Path(config.model))
     found = source.config()
     if found.vocab_size != vocab_size:
         _refuse(source.path, f"has a vocabulary of {found.vocab_size} tokens, and the model one of {vocab_size}")
-    theirs, ours = (one.backend.get_vocab(with_added_tokens=True) for one in (source.tokenizer(), tokenizer))
+    theirs, ours = (one.backend.get_vocab(with_added_tokens=True) for one in (source.tokenizer(), plan.tokenizer))
     if theirs != ours:
         differing = sum(ours.get(token) != number for token, number in theirs.items()) or len(ours) - len(theirs)
         _refuse(source.path, f"has another tokenizer than the model: {differing} of {len(theirs)} tokens have other numbers")
@@ -53,18 +52,19 @@ def load_draft(
             f"speculative_config: model={str(source.path)!r} is not allowed: its context of {found.max_position_embeddings} tokens is "
             f"shorter than max_model_len={max_model_len}: lower that, or take another draft."
         )
-    if random_seed is not None:
-        return load_model(source.path, ops, max_positions=max_model_len, checkpoint=RandomCheckpoint(found, random_seed), config=found)
+    if plan.options.load_format == "dummy":
+        weights = RandomCheckpoint(found, plan.options.seed)
+        return load_model(source.path, ops, max_positions=max_model_len, checkpoint=weights, config=found)
     checkpoint = source.checkpoint(found)
     return load_model(source.path, ops, max_positions=max_model_len, checkpoint=checkpoint, config=untied_if_stored(found, checkpoint))
 
 
-def draft_shape(draft: Model | None, ops: Ops, device: str, block_size: int) -> CacheShape | None:
+def draft_shape(draft: Model | None, plan: Plan) -> CacheShape | None:
     """The shape of a draft model's cache; None without a draft model."""
     if draft is None:
         return None
-    shape = cache_shape(draft.config, ops.dtype, block_size)
-    check_shape(device, shape)
+    shape = cache_shape(draft.config, plan.ops.dtype, plan.shape.block_size)
+    check_shape(plan.device, shape)
     return shape
 
 
@@ -91,19 +91,20 @@ def make_source(config: SpeculativeConfig, ops: Ops, draft: Model | None, cache:
     return NgramDrafts(ops, *config.lookup_sizes)
 
 
-def make_speculation(config: SpeculativeConfig | None, device: str, model: ModelConfig, draft: Model | None) -> Speculation | None:
+def make_speculation(plan: Plan, draft: Model | None) -> Speculation | None:
     """The scheduler's part of speculation; None without speculation.
 
     On a known GPU, the number of drafts follows from its data sheet, unless the schedule is constant. Otherwise, and for a tree, all
     drafts are verified.
     """
+    config = plan.options.speculation
     if config is None:
         return None
     best, interval, most = None, None, config.num_drafts
     is_constant = config.num_speculative_tokens_schedule == "constant"
-    gpu = None if device == "cpu" or config.tree is not None or is_constant else _known_gpu()
+    gpu = None if plan.device == "cpu" or config.tree is not None or is_constant else _known_gpu()
     if gpu is not None:
-        costs, of_draft = step_times(model, gpu), None if draft is None else step_times(draft.config, gpu)
+        costs, of_draft = step_times(plan.config, gpu), None if draft is None else step_times(draft.config, gpu)
         best = functools.partial(best_num_drafts, costs, most=most, draft=of_draft, num_made=most)
         if of_draft is not None:
             interval = functools.partial(trial_interval, costs, most=most, draft=of_draft, catch_up=of_draft.launched_seconds(TOKEN_STEP))
