@@ -87,8 +87,8 @@ def quantized_attention(
         lens = query_start, context_lens, block_tables
         lens = before_windows(residual_window, *lens) if residual_window else lens
         if variant == "flash_attention_3_float8":
-            caches, tiles = quantized_caches(found, caches), options.get("shape") or module.shape_for(head_dim, max(query_lens))
-            return module.float8_reference(query, *caches, *lens, scale, sliding_window, tiles.key_tile)
+            tiles = options.get("shape") or module.shape_for(head_dim, max(query_lens), block_size, block_tables.shape[1])
+            return module.float8_reference(query, *quantized_caches(found, caches), *lens, scale, sliding_window, tiles.key_tile)
         return attention_reference(query, *multiplied(found, caches, variant), *lens, scale, sliding_window)
 
     moved = {}

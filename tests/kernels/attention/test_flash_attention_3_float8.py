@@ -72,8 +72,9 @@ def test_what_it_cannot_serve_it_says_and_passes_on(form, head_dim, block_size, 
 
 def test_tiles_fit_into_shared_memory():
     for head_dim in range(16, float8.LARGEST_HEAD + 1, 16):
-        for tokens in (1, 4096):
-            shape = float8.shape_for(head_dim, tokens)
+        for tokens, block_size in ((1, 16), (4096, 16), (4096, 64)):
+            shape = float8.shape_for(head_dim, tokens, block_size)
+            assert shape.page_rows(block_size, 2) == block_size
             assert shape.shared_bytes + 4 * (sum_count(shape) + WORK_SLOTS * WORK_WORDS) <= 227 * 1024
             assert min(shape.keys.panels * shape.keys.swizzle, shape.queries.panels * shape.queries.panel_columns) >= head_dim
 
@@ -93,6 +94,8 @@ def test_softmax_stays_between_the_products_in_flight():
     sass = next(one for one in compiled_float8() if "/128/" in one.name).compile(HOPPER).sass()
     waits, products = ([i for i, line in enumerate(sass) if word in line] for word in ("WARPGROUP.DEPBAR", "QGMMA"))
     exponentials = [i for i, line in enumerate(sass) if fnmatch.fnmatch(line, "*MUFU.EX2*")]
-    assert (len(waits), len(products)) == (4, 16)
-    assert sum(waits[0] < product < waits[1] for product in products) == 8
-    assert sum(waits[1] < i < waits[2] for i in exponentials) == 66 and not any(waits[2] < i < waits[3] for i in exponentials)
+    key_tile, head_dim = float8.shape_for(128, 4096).key_tile, 128
+    assert (len(waits), len(products)) == (4, 2 * (head_dim + key_tile) // 32)
+    assert sum(waits[0] < product < waits[1] for product in products) == (head_dim + key_tile) // 32
+    of_two_rows = 2 * (key_tile // 4 + 1)  # a quarter of the columns of each, and the factor of what came before
+    assert sum(waits[1] < i < waits[2] for i in exponentials) == of_two_rows and not any(waits[2] < i < waits[3] for i in exponentials)

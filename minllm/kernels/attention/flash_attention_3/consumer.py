@@ -145,7 +145,7 @@ def make_consume(shape, parts):
     queries, cache, _, values, _ = make_pipelines(shape)
     score_gemm, output_gemm, load_queries, left_of, clear_unseen, *softmax = parts
     start_rows, weigh_tile, rescale, pack_weights, store_rows = softmax
-    wait_for_turn, pass_turn = make_turns(shape.consumers)
+    wait_for_turn, pass_turn = make_turns(1 if shape.codes else shape.consumers)  # consumers of codes do not alternate
 
     @cuda.jit(device=True, forceinline=True)
     def start_scores(scores, query, rings, item, state, consumer):

@@ -1,11 +1,15 @@
 """FlashAttention-3 over a cache of fp8 keys and values, for prompts on Hopper: both GEMMs multiply codes.
 
 The tensor cores of Hopper multiply fp8 twice as fast as 16 bits, and keys and values have half as many bytes. The kernel is
-flash_attention_3.py with other parts: queries and weights are rounded to e4m3 in registers (float8_rows.py), and two warps transpose values
-between TMA and wgmma (transpose.py). `float8_reference` has the same roundings, in the same order.
+flash_attention_3.py with other parts: consumers round queries and weights to e4m3 (float8_rows.py), and two warps transpose values between
+TMA and wgmma (transpose.py). `float8_reference` has the same roundings, in the same order.
 
 FLOPs: 4 * heads * head_dim per visible (query, key) pair, and 1 exponential per pair: at 128 components the GEMMs of a tile take as long as
-its exponentials. Bytes: Q and out once; K and V once per tile of queries and head, 2 * head_dim bytes per key, nearly all from L2.
+its exponentials. Bytes: Q and out once; K and V once per tile of queries and head, 2 * head_dim bytes per key, nearly all from L2. Speed:
+docs/results, "prefill attention" with variant flash_attention_3_float8; what was tried besides is among the dead ends in docs.
+
+Consumers do not alternate by barriers, as those of 16 bits do, and queries are read from shared memory: wgmma with its left operand in
+registers holds up the threads that start it until the tensor cores reach it.
 
 `why_not` says why this kernel cannot serve given arrays; flash_attention_2_quantized serves those.
 Sources: Shah et al., arXiv 2407.08608, section 3.3; Micikevicius et al. 2022, "FP8 Formats for Deep Learning".
@@ -21,7 +25,7 @@ from numba import cuda, float32, int32, uint32
 from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
-from minllm.kernels.attention.flash_attention_3.consumer import make_consume, make_turns
+from minllm.kernels.attention.flash_attention_3.consumer import make_consume
 from minllm.kernels.attention.flash_attention_3.flash_attention_3 import BLOCKS_IN_SIMULATOR, WHOLE_CONTEXT
 from minllm.kernels.attention.flash_attention_3.float8_rows import EXPONENT, GROWTH, OFFSET, make_parts
 from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
@@ -102,15 +106,21 @@ def workspace_shapes(query, key_cache, block_tables):
     return {}
 
 
-def shape_for(head_dim, max_query_len):
-    """The TileShape of a block: as large as registers allow, with fewer rows for short prompts."""
-    return TileShape(head_dim, 1 if max_query_len <= 64 else 2, 128, codes=True)
+def shape_for(head_dim, max_query_len, block_size=16, max_blocks=2):
+    """The TileShape of a block for a cache of blocks of this size, of which a sequence has up to max_blocks.
+
+    Tiles of 160 keys, if they can be gathered from blocks: of what a tile costs besides its keys there is less than with 128.
+    """
+    if max_query_len <= 64:
+        return TileShape(head_dim, 1, 128, codes=True)
+    shapes = [TileShape(head_dim, 2, key_tile, codes=True) for key_tile in (160, 128)]
+    return next((shape for shape in shapes if shape.page_rows(block_size, max_blocks)), shapes[-1])
 
 
 def why_not(query, key_cache, block_tables, shape=None):
     """Why this kernel cannot serve these arrays, as a sentence; None if it can."""
     sizes = sizes_of(query, key_cache, block_tables)
-    shape = shape or shape_for(sizes.head_dim, sizes.tokens)
+    shape = shape or shape_for(sizes.head_dim, sizes.tokens, sizes.block_size, sizes.max_blocks)
     if key_cache.format.name != "fp8_e4m3":
         return f"wgmma multiplies codes of fp8_e4m3; the cache is {key_cache.dtype}"
     if dtype_name(query.dtype) not in ("float16", "bfloat16"):
@@ -141,7 +151,6 @@ def make_kernel(dtype, shape, block_size, page_rows):
     queries, keys, loaded, values, make_rings = make_pipelines(shape, parts)
     produce, consume = make_produce(shape, block_size, page_rows, parts), make_consume(shape, make_parts(shape, dtype))
     transpose = make_transpose(shape, parts)
-    wait_for_turn, pass_turn = make_turns(consumers)
     count_items = make_work(shape)[0]
     first_transposer = 4 - TRANSPOSERS
 
@@ -187,12 +196,7 @@ def make_kernel(dtype, shape, block_size, page_rows):
         else:
             if consumers > 1:
                 setmaxnreg_inc(consumer_registers)
-            own = int32(thread - 128)
-            if own // 128 == consumers - 1:  # the first turn is the first consumer's
-                pass_turn(consumers - 1)
-            consume(rings, arrays, out, own, scale, window)
-            if own // 128 == 0:  # completes the barrier of the last turn
-                wait_for_turn(0)
+            consume(rings, arrays, out, int32(thread - 128), scale, window)
 
     return flash_attention_3_float8_kernel, threads
 
@@ -209,7 +213,7 @@ def attention(
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len, quantized=True)
     longest = query_len_bound(max_query_len, sizes)
-    shape = shape or shape_for(sizes.head_dim, longest)
+    shape = shape or shape_for(sizes.head_dim, longest, sizes.block_size, sizes.max_blocks)
     if why_not(query, key_cache, block_tables, shape):
         VARIANTS.fallback("flash_attention_3_float8").attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
         return

@@ -1,7 +1,7 @@
 """A consumer's operations over keys and values in fp8: queries and weights are rounded to e4m3, and wgmma multiplies codes by codes.
 
     queries    each row of a head is multiplied by a power of two, after which its largest number lies from 128 up to 256, and its scores by
-               the inverse
+               the inverse; wgmma reads the codes from shared memory
     weights    are multiplied by 2 ** OFFSET, as their sum is, so that the division cancels it: e4m3 keeps 4 bits from 2 ** -6 on, and fewer
                below. The sum is that of weights before they are rounded
 
@@ -21,19 +21,22 @@ from minllm.kernels.attention.flash_attention_3.rows import make_mask, make_stat
 from minllm.kernels.attention.flash_attention_3.tiles import make_pipelines
 from minllm.kernels.attention.flash_attention_3.work import HEAD, ROWS, TOKEN, WORK_SLOTS, WORK_WORDS
 from minllm.tiles.rows import make_rows as make_register_rows
+from minllm.tiles.shared import first_tile_address
 from minllm.tiles.wgmma import make_wgmma
 
 OFFSET, GROWTH = 7.0, 1.75  # powers of two; 2 ** 8.75 is 431
 EXPONENT = 7  # of the largest quantised query of a row
 BIAS = 127  # of float32's exponents
+FIRST_CODES = 6  # the named barrier after the first consumer has stored its queries; the other consumer's follows
 LEAST = EXPONENT + 1  # the least biased exponent for which the row's scale is a normal number
 
 
 @functools.cache
 def make_quantize_queries(shape, dtype):
-    """load_queries, as in Parts: rounds a warp's 16 query rows to e4m3, for queries of 16-bit `dtype`."""
+    """load_queries, as in Parts: rounds a warp's 16 rows of 16-bit `dtype` to e4m3 and stores them in another tile of shared memory."""
     queries, tile, steps = make_pipelines(shape).queries, shape.queries, shape.query_registers // 4
     swizzle, panel_columns, panel_words, words_per_row = tile.swizzle, tile.panel_columns, tile.panel_bytes // 4, 4 * steps
+    code_bytes, codes_at = shape.query_codes.swizzle, shape.query_codes_at
     unpack = ptx.unpack_bf16x2 if dtype == "bfloat16" else ptx.unpack_f16x2
 
     @cuda.jit(device=True)
@@ -60,23 +63,35 @@ def make_quantize_queries(shape, dtype):
         return max(uint32(ptx.float_as_uint(value) >> uint32(23)), uint32(LEAST))
 
     @cuda.jit(device=True)
+    def store_row(pairs, factor, words, first_code, row, lane):
+        """Store the same columns times a factor as codes, in the tile that begins at word first_code."""
+        line = uint32(row * uint32(code_bytes))
+        swizzled = uint32(line >> uint32(7) & uint32(code_bytes // 16 - 1)) << uint32(4)
+        for i in range(2 * steps):
+            first, second = unpack(pairs[2 * i])
+            third, fourth = unpack(pairs[2 * i + 1])
+            at = uint32(first_code + uint32(line + uint32(swizzled ^ uint32(16 * i))) // uint32(4) + lane % uint32(4))
+            words[at] = ptx.pack_e4m3x4(first * factor, second * factor, third * factor, fourth * factor)
+
+    @cuda.jit(device=True)
     def load_queries(query, rows, ring, state, shared, item, own, scale):
         """Round the queries of a thread's rows, release their stage, and set the rows' scales. `opaque` hides own, as in store_item."""
         pairs, opaque = cuda.local.array(words_per_row, uint32), ptx.keep_register(uint32(own))
         lane, first_row = uint32(opaque % uint32(32)), uint32(opaque // uint32(32) * uint32(16) + opaque % uint32(32) // uint32(4))
         first_word = uint32(queries.stage(ring, state).tiles - ptx.shared_address(shared.words, 0)) // uint32(4)
+        first_code = uint32(first_tile_address(shared.words) + uint32(codes_at) - ptx.shared_address(shared.words, 0)) // uint32(4)
         head = shared.work[WORK_WORDS * (item & (WORK_SLOTS - 1)) + HEAD]
         scale *= shared.key_scales[kv_head_of(head, shared.heads, shared.key_scales.shape[0])]
         for half in range(2):
-            load_row(pairs, shared.words, first_word, uint32(first_row + uint32(8 * half)), lane)
+            row = uint32(first_row + uint32(8 * half))
+            load_row(pairs, shared.words, first_word, row, lane)
             exponent = exponent_of(pairs)
             factor = ptx.uint_as_float(uint32(2 * BIAS + EXPONENT - exponent) << uint32(23))
             rows.scales[half] = scale * ptx.uint_as_float(uint32(exponent - EXPONENT) << uint32(23))
-            for i in range(2 * steps):
-                first, second = unpack(pairs[2 * i])
-                third, fourth = unpack(pairs[2 * i + 1])
-                query[2 * i + half] = ptx.pack_e4m3x4(first * factor, second * factor, third * factor, fourth * factor)
+            store_row(pairs, factor, shared.words, first_code, row, lane)
         queries.consumer_release(ring, state)
+        ptx.fence_proxy_async()
+        ptx.bar_sync(FIRST_CODES + own // 128, 128)
 
     return load_queries
 
@@ -127,10 +142,12 @@ def make_parts(shape, dtype):
     is_masked, mask = make_mask(key_tile, score_rows)
     raise_maxima, exponentials, pack_weights = make_weights(shape, score_rows)
     pack_pair = ptx.pack_bf16x2 if dtype == "bfloat16" else ptx.pack_f16x2
+    scores, output = make_wgmma(shape.keys, "float8_e4m3fn", left=shape.query_codes), make_wgmma(shape.transposed, "float8_e4m3fn")
+    codes_at, code_bytes, swizzle = shape.query_codes_at, shape.query_codes.swizzle, shape.swizzle
 
     @cuda.jit(device=True, forceinline=True)
     def left_of(query, ring, state, first_row_bytes):
-        return query
+        return scores.left(ptx.keep_register(uint32(ring.stages + codes_at + first_row_bytes * code_bytes // swizzle)))
 
     @cuda.jit(device=True)
     def clear_unseen(ring, shared, at, tile, first_key, own):
@@ -168,6 +185,5 @@ def make_parts(shape, dtype):
                     first = pack_pair(acc[even] * factor, acc[odd] * factor)
                     ptx.store_64(out, index + 16 * i, first, pack_pair(acc[even + 1] * factor, acc[odd + 1] * factor))
 
-    scores, output = make_wgmma(shape.keys, "float8_e4m3fn"), make_wgmma(shape.transposed, "float8_e4m3fn")
     softmax = start_rows, weigh_tile, rescale, pack_weights, store_rows
     return Parts(scores, output, make_quantize_queries(shape, dtype), left_of, clear_unseen, *softmax)

@@ -19,7 +19,7 @@ class TileShape:
     """A block's tile sizes: `consumers` warpgroups of 64 query rows each share tiles of `key_tile` keys.
 
     Shared memory holds `query_slots` tiles of queries, a ring of `stages` tiles of keys and one of values, and their mbarriers. codes: keys
-    and values are fp8 codes, and a third ring holds tiles of values transposed.
+    and values are fp8 codes; a third ring holds tiles of values transposed, and another tile the queries as codes.
     """
 
     head_dim: int
@@ -52,6 +52,16 @@ class TileShape:
     def keys(self):
         """The tile of keys or of values."""
         return SharedTile(self.key_tile, self.key_columns, shortest_row(self.head_dim) if self.codes else self.swizzle)
+
+    @property
+    def query_codes(self):
+        """The tile of queries as codes, the last one in shared memory."""
+        return SharedTile(self.query_tile, self.key_columns, shortest_row(self.head_dim))
+
+    @property
+    def query_codes_at(self):
+        """Bytes before this tile in shared memory."""
+        return self.tile_bytes - self.query_codes.bytes
 
     @property
     def box_columns(self):
@@ -88,8 +98,8 @@ class TileShape:
     @property
     def tile_bytes(self):
         """Bytes of shared memory for all tiles."""
-        transposed = self.stages * self.transposed.bytes if self.codes else 0
-        return self.query_slots * self.queries.bytes + 2 * self.stages * self.keys.bytes + transposed
+        others = self.stages * self.transposed.bytes + self.query_codes.bytes if self.codes else 0
+        return self.query_slots * self.queries.bytes + 2 * self.stages * self.keys.bytes + others
 
     @property
     def shared_bytes(self):
