@@ -101,6 +101,7 @@ def large():
     """Lengths of models, and more tokens than a grid's second axis may have blocks."""
     yield from each(silu, LARGE, dtype=DTYPES)
     yield from each(gelu, LARGE, dtype=DTYPES, approximate=FORMULAS)
+    yield from each(silu_quantized, ((130, 8192), (3, 16392)), dtype=DTYPES, code=CODES)
 
 
 def measured():

@@ -125,6 +125,8 @@ def large():
     for function in (rms_norm, layer_norm):
         yield from each(function, LARGE, dtype=DTYPES)
         yield from each(function, ((3, 8192),), dtype=DTYPES, residual=[False])
+    yield from each(rms_norm_quantized, ((130, 2048), (17, 16384), (2, 16392)), dtype=DTYPES, code=CODES)
+    yield from each(rms_norm_quantized, ((130, 2048),), dtype=DTYPES, code=CODES, residual=[False])
 
 
 def measured():

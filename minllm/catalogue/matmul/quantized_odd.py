@@ -2,7 +2,7 @@
 
 import itertools
 
-from minllm.catalogue.matmul.quantized import quantized_product, quantized_qkv
+from minllm.catalogue.matmul.quantized import quantize_rows, quantized_product, quantized_qkv
 from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
@@ -194,3 +194,5 @@ def large():
     products = [(form, *one) for form in ("fp8", "int8") for one in LARGE_CODES] + [("fp8_block", "wgmma", *one) for one in LARGE_BLOCKS]
     for form, variant, m, n, k, gated in products:
         yield quantized_product(variant, form, m, n, k, bias=not gated, gated=gated)
+    for form, (m, k) in itertools.product(("int8", "fp8"), ((300, 14336), (128, 14336), (131, 32768), (3, 32776))):
+        yield quantize_rows(m, k, form)
