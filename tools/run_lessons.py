@@ -6,6 +6,7 @@
 A lesson that fails shows its cell and error, the others still run, and the exit code is 1. Needs `pip install -e '.[lessons]'`.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from nbformat import NotebookNode
 
 from minllm.bench.kernel_keys import share_keys
 from minllm.course import load_record
+from minllm.sim.progress import VARIABLE as PROGRESS
 
 LESSONS = Path(__file__).parents[1] / "lessons"
 CELL_SECONDS = 300
@@ -31,11 +33,14 @@ def chosen(prefixes: list[str]) -> list[Path]:
 
 
 def execute(notebook: NotebookNode, folder: Path | str) -> str:
-    """Run a notebook in a fresh kernel that is started in a folder, and keep its outputs; "" or what went wrong."""
-    where = {"metadata": {"path": str(folder)}}
-    client = NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources=where, extra_arguments=[QUIET])
+    """Run a notebook in a fresh kernel that is started in a folder, and keep its outputs; "" or what went wrong.
+
+    The outputs do not depend on how fast the machine is: no progress of the simulator, and each stream of a cell in one output.
+    """
+    options = {"timeout": CELL_SECONDS, "kernel_name": "python3", "extra_arguments": [QUIET], "coalesce_streams": True}
+    client = NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}, **options)
     try:
-        client.execute()
+        client.execute(env={**os.environ, PROGRESS: "0"})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         return str(error)
     return ""

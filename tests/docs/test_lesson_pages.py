@@ -150,7 +150,9 @@ def folder(tmp_path_factory):
         (folder / name).write_text(text, encoding="utf-8")
     before = Path.cwd()
     os.chdir(folder)  # mkdocs-jupyter keeps its cache in the working directory
-    yield folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINLLM_SIM_PROGRESS", "0")  # as the build sets it, but only for the tests of this file
+        yield folder
     os.chdir(before)
 
 

@@ -10,6 +10,7 @@ The hooks into mkdocs-jupyter are not public: pyproject.toml pins its version, a
 
 import hashlib
 import json
+import os
 import platform
 import shutil
 import sys
@@ -28,6 +29,7 @@ from nbconvert.exporters.html import HTMLExporter
 from repository_links import to_site_links
 
 from minllm.bench.kernel_keys import share_keys
+from minllm.sim.progress import VARIABLE as PROGRESS
 
 ROOT = Path(__file__).parents[2]
 # A lesson's outputs depend on these files besides its own text: a change in any of them executes it again.
@@ -69,11 +71,11 @@ def keep_markdown(self, context, source):
 
 
 def with_quiet_kernels(get_nbconvert_app):
-    """Let kernels print errors alone: each would warn that it talks over TCP."""
+    """Let kernels print errors alone (each would warn that it talks over TCP), and each stream of a cell be one output."""
 
     def get(*arguments, **options):
         app = get_nbconvert_app(*arguments, **options)
-        app.config["ExecutePreprocessor"]["extra_arguments"] = ["--IPKernelApp.log_level=ERROR"]
+        app.config["ExecutePreprocessor"].update(extra_arguments=["--IPKernelApp.log_level=ERROR"], coalesce_streams=True)
         return app
 
     return get
@@ -90,6 +92,7 @@ def end_quietly():
 def on_startup(command, dirty):
     """Patch MkDocs, mkdocs-jupyter and nbconvert, once per process."""
     end_quietly()
+    os.environ[PROGRESS] = "0"  # of the simulator: it depends on how fast this machine is
     if HTMLExporter.markdown2html is not keep_markdown:
         HTMLExporter.markdown2html = keep_markdown
         records = (json.loads(path.read_text(encoding="utf-8")) for path in ROOT.glob("docs/results/h200*.json"))
