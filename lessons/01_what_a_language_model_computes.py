@@ -373,6 +373,9 @@ roofline(
 # and arithmetic is its limit.
 #
 # ## Exercises
+#
+# *Perplexity* is another measure of a model: exp of the mean of $-\ln p$ over the tokens. A model that hesitates between 6
+# equally likely tokens has perplexity 6. The package computes it in `Scorer`, window by window.
 
 # %% tags=["hide-input"]
 show_exercises("engine.perplexity")

@@ -295,7 +295,8 @@ show_source(gelu.gelu_tanh, folded="The formula behind it")
 #
 # The hardware runs threads in groups of 32, called warps, with one instruction for all. When a warp reads, its 32
 # requests go to memory together, and memory answers in sectors of 32 bytes. If the 32 threads read 32 consecutive
-# float32, those are 128 bytes: 4 sectors, and every byte of them is used. This is coalescing.
+# float32, those are 128 bytes: 4 sectors, and every byte of them is used. This is coalescing. A thread's place in its
+# warp, 0 to 31, is its *lane*.
 #
 # A *trace* counts while the kernel runs in the simulator. It does not measure time. It gives the bytes that the threads
 # requested, and the bytes that had to move, in sectors. This is the trace of our addition:

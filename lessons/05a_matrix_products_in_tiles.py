@@ -578,7 +578,7 @@ show_case("one_customer")
 #     17.2 GFLOP: 256 µs, and 21 µs.
 #
 # ??? question "4. Rows of a shared tile have 66 words. Into how many banks does a column of 32 words fall?"
-#     66 mod 32 = 2: every second bank, 16 of them, two words each. An odd pitch uses all 32.
+#     66 mod 32 = 2: every second bank, 16 of them, two words each. An odd row length uses all 32.
 #
 # ??? question "5. Prefill of an 8B model at 2,048 tokens takes 45 ms at 4 dollars per hour. What does a million prompt tokens cost, and what would it cost with the naive kernel?"
 #     2,048 tokens per 45 ms are 45,500 tokens per second: 2.4 cents per million. The naive kernel is some 700 times

@@ -67,7 +67,7 @@ from minllm.engine.scheduling.in_flight import InFlightBatching
 show_source(InFlightBatching)
 
 # %% [markdown]
-# - **Static batching** starts and ends a batch as a whole. C and D wait for A's last token. B's slot stays empty after
+# - **Static batching** starts and ends a batch as a whole. C and D wait for A's last token. B's place stays empty after
 #   B has ended.
 # - **In-flight batching** (Orca's *iteration-level scheduling*) lets requests join and leave between two steps. C's
 #   prompt makes one long step, during which A and B wait for their next token.
@@ -245,7 +245,7 @@ show_case("echo")
 # ??? question "3. A prompt of 3,000 tokens is computed whole beside two decodes. How long is their gap at least?"
 #     3,002 tokens at 17 µs: 51 ms, fifteen times the 3.5 ms of a plain step.
 #
-# ??? question "4. A batch of 32 answers, 16 to 240 tokens long, runs as a static batch. How much of its slots' time is idle?"
+# ??? question "4. A batch of 32 answers, 16 to 240 tokens long, runs as a static batch. How much of its places' time is idle?"
 #     The batch lasts as long as its longest answer, about 233 tokens, and the mean is 128: 45 % is idle.
 #
 # ??? question "5. One H200 at 4 dollars per hour decodes 64 sequences per step of 5 ms. What does a million tokens cost? And one sequence at a time, at 3.5 ms?"

@@ -16,6 +16,7 @@ and that the wrong ones fail where they should.
 """
 
 import functools
+import re
 from importlib import import_module
 
 from minllm.course.exercise import Exercise
@@ -64,18 +65,20 @@ def find(name: str) -> Exercise:
     for module, names in LADDERS.items():
         if name in names.split():
             return next(one for one in import_module(f"minllm.course.checks.{module}").EXERCISES if one.name == name)
-    near = [one for one in NAMES if name in one] or NAMES
-    raise ExerciseError(f"there is no exercise {name!r}; there are {', '.join(near)}")
+    near = [one for one in NAMES if name in one]
+    instead = f"did you mean {' or '.join(near)}?" if near else "minllm exercise lists all of them"
+    raise ExerciseError(f"there is no exercise {name!r}; {instead}")
 
 
 def select(lesson_or_name: str) -> list[Exercise]:
     """The exercises of a lesson, given by its number, or the one of this name.
 
-    Raises ExerciseError for an unknown one.
+    5a and 5b, or 05a, are two pages of lesson 5: each gives all exercises of that lesson. Raises ExerciseError for an unknown one.
     """
-    if not lesson_or_name.isdigit():
+    numbered = re.fullmatch(r"([0-9]+)[ab]?", lesson_or_name)
+    if numbered is None:
         return [find(lesson_or_name)]
-    found = [exercise for exercise in every_exercise() if exercise.lesson == int(lesson_or_name)]
+    found = [exercise for exercise in every_exercise() if exercise.lesson == int(numbered[1])]
     if not found:
         lessons = sorted({exercise.lesson for exercise in every_exercise()})
         raise ExerciseError(f"lesson {lesson_or_name} has no exercises; lessons {', '.join(map(str, lessons))} have")

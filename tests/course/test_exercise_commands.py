@@ -52,7 +52,9 @@ def test_a_reader_does_an_exercise(tmp_path, monkeypatch):
     [
         (["exercise", "99", "--out", "x"], "lesson 99 has no exercises"),
         (["exercise", "matmul.naive"], "--out FOLDER"),
-        (["exercise", "nothing"], "there is no exercise 'nothing'"),
+        (["exercise", "5a"], "minllm exercise 5a --out FOLDER"),
+        (["exercise", "nothing"], "there is no exercise 'nothing'; minllm exercise lists all"),
+        (["exercise", "relu"], "did you mean activation.relu?"),
         (["check", "missing.py"], "cannot be read"),
         (["check", "."], "is a directory: name a file in it, or run pytest there"),
     ],

@@ -206,6 +206,7 @@ def test_what_a_cell_of_a_notebook_checks(capsys):
         check(print)
     with pytest.raises(ExerciseError, match="give the kernel too"):
         check("matmul.naive")
+    assert select("05a") == select("5b") == select("5")
     with pytest.raises(ExerciseError, match="there is no exercise 'matmul.magic'"):
         check("matmul.magic", print)
 

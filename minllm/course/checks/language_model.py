@@ -117,11 +117,12 @@ EXERCISES = (
         title="how well a model predicts a text, in one number",
         module="minllm.engine.scoring",
         entry="Scorer",
-        task="Add up self.log_likelihoods(tokens begin to end, first_target - begin) over the windows(number of tokens, window, "
-        "stride), in "
-        "float64, and return exp of minus the mean over all tokens but the first, as a float.",
+        task="A long text is read in windows. Add up self.log_likelihoods(token_ids[begin:end], first_target - begin), an array, over "
+        "the (begin, end, first_target) that windows(len(token_ids), window, stride) gives, in float64. Return exp of minus the mean over "
+        "all tokens but the first, as a float.",
         hints=(
-            "for begin, end, first_target in windows(len(token_ids), window, stride): walks the text.",
+            "`for begin, end, first_target in windows(len(token_ids), window, stride):` walks the text. A window reads tokens begin to end "
+            "and counts those from first_target on: `log_likelihoods` returns log p of each of them.",
             "first_target counts in the whole text, and log_likelihoods wants it within the window.",
         ),
         rungs=(
