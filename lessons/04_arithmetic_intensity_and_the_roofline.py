@@ -553,8 +553,8 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# Both are lines of `minllm.costs`. They are checked against numbers worked out by hand, and one also against the
-# simulator's count.
+# A *linear layer* multiplies each token's vector by a matrix of weights. Both exercises are lines of `minllm.costs`. They
+# are checked against numbers worked out by hand, and one also against the simulator's count.
 
 # %% tags=["hide-input"]
 show_exercises("costs.projection")

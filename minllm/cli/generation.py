@@ -163,8 +163,12 @@ def write_files(outputs: Sequence[RequestOutput | BeamSearchOutput], json_file: 
 
 
 def note_simulated(llm) -> bool:
-    """Whether kernels of the user run in the simulator; if so, prints on standard error that this is slow."""
+    """Whether kernels of the user run in the simulator; if so, prints on standard error that this is slow, and how long the text is."""
     stages = getattr(llm.engine.ops, "kernels", {})
     if stages:
-        print(f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy, which is slower than NumPy alone.", file=sys.stderr)
+        print(
+            f"Your {' and '.join(stages)} runs in the simulator, all else in NumPy. This is slow: without --max-tokens, "
+            f"{SIMULATED_TOKENS} tokens are generated.",
+            file=sys.stderr,
+        )
     return bool(stages)
