@@ -458,8 +458,8 @@ for heads, name in (
 ):
     token = 2 * llama70.num_hidden_layers * heads * llama70.head_dim * 2
     print(
-        f"{name:26}{heads:2} KV heads: {token:9,} bytes per token, "
-        f"{token * batch_tokens / 1e9:5.1f} GB for 16 x 1,024 tokens"
+        f"{name:24} {heads:2} KV heads: {token:9,} bytes per token, "
+        f"{token * batch_tokens / 1e9:4.1f} GB in all"
     )
 
 # %% tags=["hide"]
