@@ -7,6 +7,7 @@ Size is the number of tokens of code, as Python's tokenize finds them, without c
 packing lines gains nothing. Files that git does not know are not counted.
 """
 
+import argparse
 import io
 import subprocess
 import sys
@@ -33,7 +34,9 @@ def num_tokens(source: bytes) -> int:
 
 def sizes(commit: str) -> Counter[str]:
     """{floor: tokens} of a commit; the floors are the folders of minllm/, its own files together, and tests/."""
-    archive = subprocess.run(["git", "archive", commit, "minllm", "tests", "pyproject.toml"], cwd=ROOT, capture_output=True, check=True)
+    archive = subprocess.run(["git", "archive", commit, "minllm", "tests", "pyproject.toml"], cwd=ROOT, capture_output=True)
+    if archive.returncode:
+        raise SystemExit(f"git has no commit {commit!r} with minllm/ and tests/: {archive.stderr.decode().strip()}")
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
         files.extractall(folder, filter="data")
@@ -58,4 +61,6 @@ def main(base: str = "main") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", nargs="?", default="main", help="the commit to compare with")
+    main(parser.parse_args().base)
