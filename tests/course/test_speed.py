@@ -74,7 +74,7 @@ def test_half_of_the_packages_speed_is_enough_and_less_is_not(monkeypatch):
     on(monkeypatch, 1.0, 1.9)
     assert "% of a copy; the package's own kernel" in speed.fast_enough(silu_and_multiply, PLACE, SMALL, "")
     on(monkeypatch, 1.0, 2.1)
-    with pytest.raises(Mismatch, match="(?s)At least half .*Likely cause: far apart"):
+    with pytest.raises(Mismatch, match="(?s)at least half .*Likely cause: far apart"):
         speed.fast_enough(silu_and_multiply, PLACE, SMALL, "far apart")
 
 

@@ -40,7 +40,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
         **dict.fromkeys(["0.337 ms", "15.53 ms", "2.31 ms", "10.96 ms", "16.71 ms"], "what the planner computes"),
     },
     "dead-ends.md": {
-        **dict.fromkeys(["1.82 TB/s", "1.3 µs", "51.9 µs"], PRINTED),
+        **dict.fromkeys(["1.82 TB/s", "1.3 µs", "51.9 µs", "757 TFLOP/s"], PRINTED),
         **dict.fromkeys(["2.32 ms", "29.2 µs", "36.4 µs", "54.0 µs", "59.4 µs"], PRINTED.replace("H200", "H100")),
     },
     "frameworks.md": {

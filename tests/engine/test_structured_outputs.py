@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 import types
+import unicodedata
 
 import jsonschema
 import pytest
@@ -77,7 +78,12 @@ def test_random_schemas(request, structured):
 @pytest.mark.parametrize("regex", REGEXES)
 def test_outputs_match_the_expression(structured, regex):
     found = texts(structured, params(regex=regex), 6)
-    assert found and all(re.fullmatch(regex, text) for text in found)
+    assert found and all(re.fullmatch(regex, in_this_unicode(text)) for text in found)
+
+
+def in_this_unicode(text):
+    """The text with a zero for each character that a later Unicode than this Python's has: to the engine of grammars it may be a digit."""
+    return "".join("0" if unicodedata.category(one) == "Cn" else one for one in text)
 
 
 def test_outputs_are_choices_or_texts_of_the_grammar(structured):

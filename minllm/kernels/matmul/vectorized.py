@@ -73,24 +73,27 @@ def make_copy(tile: int, dtype: str):
 def make_element_copy(tile: int):
     """The same as make_copy, element by element, for rows that begin anywhere."""
     threads = (tile // PER_THREAD) ** 2
-    reads = tile * TILE_K // threads
+    columns = min(threads, TILE_K)  # of a pass, in which a thread's elements lie below each other
+    rows, rows_apart = tile * columns // threads, threads // columns
 
     @cuda.jit(device=True)
     def read_elements(values, source, first_row, first_k, thread):
         """values = this thread's elements of source[first_row : +tile, first_k : +TILE_K], zeros beyond the edges."""
-        for read in range(reads):
-            element = thread + read * threads
-            row, k = first_row + element // TILE_K, first_k + element % TILE_K
-            values[read] = float32(source[row, k]) if row < source.shape[0] and k < source.shape[1] else float32(0.0)
+        for step in range(TILE_K // columns):
+            k = first_k + step * columns + thread % columns
+            for read in range(rows):
+                row = first_row + thread // columns + read * rows_apart
+                is_inside = row < source.shape[0] and k < source.shape[1]
+                values[step * rows + read] = float32(source[row, k]) if is_inside else float32(0.0)
 
     @cuda.jit(device=True)
     def lay_down_elements(shared, values, thread):
         """Store the elements to shared [k, row]."""
-        for read in range(reads):
-            element = thread + read * threads
-            shared[element % TILE_K, element // TILE_K] = values[read]
+        for step in range(TILE_K // columns):
+            for read in range(rows):
+                shared[step * columns + thread % columns, thread // columns + read * rows_apart] = values[step * rows + read]
 
-    return read_elements, lay_down_elements, reads
+    return read_elements, lay_down_elements, tile * TILE_K // threads
 
 
 @functools.cache
