@@ -45,7 +45,7 @@ def run_and_exit(module: str, *arguments: str) -> None:
     """What Python does for `-m MODULE ARGUMENT...`, up to the end of the process."""
     code = 1
     try:
-        atexit._clear()  # of the parent; what the module registers runs at the end
+        atexit._clear()  # drops the parent's functions; what the module registers runs at the end
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = [module, *arguments]
         sys.modules[module].main(*arguments)

@@ -11,7 +11,7 @@ from minllm.kernels.attention.common.arguments import LOG2_E
 from minllm.kernels.attention.ladder.materialized import THREADS, softmax_kernel
 from minllm.runtime.kernel import launch
 
-MOST_ROWS = 65_535  # that the package's kernel takes: its grid counts rows along z
+MOST_ROWS = 65_535  # the package's kernel takes no more, because its grid counts rows along z
 
 
 def inputs(size, dtype, noise, spread):

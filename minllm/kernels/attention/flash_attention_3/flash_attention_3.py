@@ -66,18 +66,29 @@ def why_not(query, key_cache, block_tables, shape=None):
     shape = shape or shape_for(sizes.head_dim, sizes.tokens)
     if dtype_name(query.dtype) not in ("float16", "bfloat16"):
         return f"wgmma multiplies float16 and bfloat16; the query is {query.dtype}"
+    return why_not_gathered(query, key_cache, sizes, shape)
+
+
+def why_not_gathered(query, keys, sizes, shape):
+    """Why tiles of this shape cannot be gathered from a cache's array of keys and multiplied by wgmma, as a sentence; None if they can."""
     if shape.page_rows(sizes.block_size, sizes.max_blocks) is None:
         return (
             f"tiles of {shape.key_tile} keys cannot be gathered from blocks of {sizes.block_size}: "
             f"a block of 8 keys or more that divides a tile, or a multiple of it, can be copied as a whole"
         )
     if not isinstance(query, np.ndarray):
-        misaligned = any(array.pointer % 16 for array in (query, key_cache))
+        misaligned = any(array.pointer % 16 for array in (query, keys))
         if misaligned:
             return "TMA needs arrays that begin at multiples of 16 bytes"
         if current_device().compute_capability != HOPPER:
             return "TMA and wgmma in this form are Hopper's, compute capability 9.0"
     return None
+
+
+def grid_of(query, sizes, shape, longest, blocks=None):
+    """Blocks of the grid: `blocks`, by default one per SM, but no more than there is work for queries of up to `longest` tokens."""
+    most_items = -(-longest // shape.query_tile) * sizes.sequences * sizes.heads
+    return min(most_items, blocks or (BLOCKS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count))
 
 
 @functools.cache
@@ -161,10 +172,8 @@ def attention(
     query_map = tensor_map(query, (shape.query_tile, 1, shape.keys.panel_columns), shape.swizzle)
     page = 1, page_rows, 1, shape.keys.panel_columns
     key_map, value_map = tensor_map(key_cache, page, shape.swizzle), tensor_map(value_cache, page, shape.swizzle)
-    most_items = -(-longest // shape.query_tile) * sizes.sequences * sizes.heads
-    blocks = blocks or (BLOCKS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count)
     arguments = (
         query_map, key_map, value_map, out, query_start, context_lens, block_tables,
         int(key_cache.shape[0]), sizes.kv_heads, float(scale * LOG2_E), int(sliding_window),
     )  # fmt: skip
-    launch(chosen, min(most_items, blocks), threads, arguments, stream, shape.shared_bytes)
+    launch(chosen, grid_of(query, sizes, shape, longest, blocks), threads, arguments, stream, shape.shared_bytes)

@@ -26,7 +26,7 @@ from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
 from minllm.kernels.attention.flash_attention_3.consumer import make_consume
-from minllm.kernels.attention.flash_attention_3.flash_attention_3 import BLOCKS_IN_SIMULATOR, WHOLE_CONTEXT
+from minllm.kernels.attention.flash_attention_3.flash_attention_3 import WHOLE_CONTEXT, grid_of, why_not_gathered
 from minllm.kernels.attention.flash_attention_3.float8_rows import EXPONENT, GROWTH, OFFSET, make_parts
 from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
@@ -34,7 +34,6 @@ from minllm.kernels.attention.flash_attention_3.tiles import TRANSPOSERS, TileSh
 from minllm.kernels.attention.flash_attention_3.transpose import make_transpose
 from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS, make_work
 from minllm.ptx import setmaxnreg_dec, setmaxnreg_inc
-from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.kernel import kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles.shared import ALIGNMENT, first_tile_address
@@ -127,18 +126,7 @@ def why_not(query, key_cache, block_tables, shape=None):
         return f"queries are float16 or bfloat16, not {query.dtype}"
     if sizes.head_dim > LARGEST_HEAD:
         return f"output and scores of heads of {sizes.head_dim} do not fit into registers; heads up to {LARGEST_HEAD} do"
-    if shape.page_rows(sizes.block_size, sizes.max_blocks) is None:
-        return (
-            f"tiles of {shape.key_tile} keys cannot be gathered from blocks of {sizes.block_size}: "
-            f"a block of 8 keys or more that divides a tile, or a multiple of it, can be copied as a whole"
-        )
-    if not isinstance(query, np.ndarray):
-        misaligned = any(array.pointer % 16 for array in (query, key_cache.codes))
-        if misaligned:
-            return "TMA needs arrays that begin at multiples of 16 bytes"
-        if current_device().compute_capability != HOPPER:
-            return "TMA and wgmma in this form are Hopper's, compute capability 9.0"
-    return None
+    return why_not_gathered(query, key_cache.codes, sizes, shape)
 
 
 @functools.cache
@@ -223,10 +211,8 @@ def attention(
     query_map = tensor_map(query, (shape.query_tile, 1, shape.queries.panel_columns), shape.swizzle)
     page = 1, 1, page_rows, shape.box_columns
     key_map, value_map = (tensor_map(cache.codes, page, shape.keys.swizzle) for cache in (key_cache, value_cache))
-    most_items = -(-longest // shape.query_tile) * sizes.sequences * sizes.heads
-    blocks = blocks or (BLOCKS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count)
     arguments = (
         query_map, key_map, value_map, key_cache.scales, value_cache.scales, out, query_start, context_lens, block_tables,
         int(key_cache.shape[0]), float(scale * LOG2_E), int(sliding_window),
     )  # fmt: skip
-    launch(chosen, min(most_items, blocks), threads, arguments, stream, shape.shared_bytes)
+    launch(chosen, grid_of(query, sizes, shape, longest, blocks), threads, arguments, stream, shape.shared_bytes)
