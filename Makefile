@@ -106,6 +106,7 @@ test-all: test
 
 lint: $(TEST_STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 check-install: $(TEST_STAMP)

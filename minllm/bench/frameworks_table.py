@@ -73,9 +73,7 @@ def recorded_row(record: dict, compared: Compared) -> dict | None:
     found = [
         row
         for row in record["rows"]
-        if row["benchmark"] == compared.benchmark
-        and row["case"].startswith(compared.case)
-        and compared.variant in (None, row["variant"])
+        if row["benchmark"] == compared.benchmark and row["case"].startswith(compared.case) and compared.variant in (None, row["variant"])
     ]
     return (max if compared.is_rate else min)(found, key=lambda row: row["value"], default=None)
 

@@ -192,4 +192,3 @@ def as_line(row: Row) -> str:
     peer = "" if row.ratio is None else f"{row.ratio:.2f} {row.peer.removeprefix('torch ')}"
     value = f"{row.value:,.1f}" if row.unit == MICROSECONDS or row.value >= 100 else f"{row.value:.3f}"
     return COLUMNS.format(row.benchmark, row.case, row.variant, value, row.unit, share, peer, f"{row.error:.1e}").rstrip()
-

@@ -43,9 +43,7 @@ def load_random_weights(ops, config: ModelConfig, weight_format: WeightFormat | 
 class RandomModel:
     """A model of the shape `name`, or of a ModelConfig, with a cache for `sequences` of `tokens` each."""
 
-    def __init__(
-        self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int, weight_format: WeightFormat | None = None
-    ):
+    def __init__(self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int, weight_format: WeightFormat | None = None):
         self.ops, self.noise, self.sequences, self.tokens = ops, noise, sequences, tokens
         self.config = named_config(name) if isinstance(name, str) else name
         weights = load_random_weights(ops, self.config, weight_format)

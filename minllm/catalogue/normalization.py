@@ -84,7 +84,7 @@ def layer_norm(tokens, hidden, dtype, residual=True, bias=True, magnitude=1.0, o
             inputs(noise, *shape, dtype, residual, magnitude, offset),
             bias=noise.array((hidden,), dtype) if bias else None,
             out=noise.unwritten(shape, dtype),
-        ),  # fmt: skip
+        ),
         **beside(launch_layer_norm, *(("out", "residual") if residual else ("out",)), epsilon=epsilon),
         moved=dict(
             layer_norm_vector_kernel=Moved(asked, dict(weight=row, bias=row)),  # different: (4 T H + 2 H) b

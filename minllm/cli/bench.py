@@ -257,9 +257,7 @@ def bench_speculation(
     num_speculative_tokens: Annotated[
         list[int] | None, typer.Option(min=1, help="The most drafts per step and sequence (4). May be repeated.", show_default=False)
     ] = None,
-    schedule: Annotated[
-        str, typer.Option(metavar="adaptive|constant", help="Verify only drafts that pay, or all of them.")
-    ] = "adaptive",
+    schedule: Annotated[str, typer.Option(metavar="adaptive|constant", help="Verify only drafts that pay, or all of them.")] = "adaptive",
     acceptance: Annotated[
         list[float] | None,
         typer.Option(min=0, max=1, help="For shapes: the rate at which chance accepts drafts (0.8). May be repeated.", show_default=False),

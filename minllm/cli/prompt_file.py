@@ -1,7 +1,7 @@
 """Prompts from a file: one per line, or in a .jsonl file one object per line, with a prompt and optional sampling parameters.
 
     {"prompt": "def fibonacci(n):", "temperature": 0.2, "max_tokens": 64}
-"""
+"""  # fmt: skip
 
 import dataclasses
 import difflib

@@ -71,7 +71,7 @@ class Exercise:
 
     @property
     def launcher(self) -> str:
-        """"module:name" of the function that the engine calls."""
+        """"module:name" of the function that the engine calls."""  # fmt: skip
         return self.own_launcher or ":".join(self.entry_place)
 
 

@@ -104,9 +104,7 @@ def load_record(name: str = "h200") -> dict:
     return json.loads(files("minllm").joinpath(f"data/results/{name}.json").read_text(encoding="utf-8"))
 
 
-def recorded(
-    benchmark: str, case: str = "", variant: str | None = None, record: str = "h200", listed: bool = False
-) -> list[Measurement]:
+def recorded(benchmark: str, case: str = "", variant: str | None = None, record: str = "h200", listed: bool = False) -> list[Measurement]:
     """The rows of `benchmark` whose case contains `case`, of one variant or of all, in the record's order.
 
     Raises LessonError if there are none, so that a lesson cannot lose a figure unnoticed. All rows that a cell takes must be `comparable`,

@@ -148,9 +148,7 @@ def chunk(runner: ModelRunner, length: int, start: int = 0, ring: int = 0) -> Ne
     return NewTokens([0] * length, start, range(blocks_needed(start + length, runner.cache.block_size)), ring)
 
 
-def run(
-    runner: ModelRunner, chunks: list[NewTokens], kind: SamplingKind = SamplingKind.GREEDY, decoding: Sequence[int] = ()
-) -> None:
+def run(runner: ModelRunner, chunks: list[NewTokens], kind: SamplingKind = SamplingKind.GREEDY, decoding: Sequence[int] = ()) -> None:
     """Run a forward of prompt chunks, each of which gets a token, behind sequences that decode at these positions."""
     cache, ops = runner.cache, runner.ops
     last = [end - 1 for end in itertools.accumulate(len(chunk.token_ids) for chunk in chunks)]

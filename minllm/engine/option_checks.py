@@ -2,7 +2,7 @@
 
     max_num_seqs: int = option(256, integer(1))
     max_num_batched_tokens: int = option(2048, integer(1), Rule(lambda o: ..., "at least max_num_seqs={max_num_seqs}"))
-"""
+"""  # fmt: skip
 
 from collections.abc import Callable
 from dataclasses import Field, field, fields

@@ -5,7 +5,7 @@
     {"model": .., "num_speculative_tokens": 3,
      "speculative_token_tree": "[(0,), (1,), (0, 0)]"}                           several of its tokens for one position
     {"method": "lookahead", "window": 8, "ngram_size": 4, "guess_set_size": 8}   n-grams that the model itself computes beside its text
-"""
+"""  # fmt: skip
 
 import difflib
 from collections.abc import Mapping

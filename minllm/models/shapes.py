@@ -16,9 +16,7 @@ BUNDLED_CONFIG = Path(__file__).parent.parent / "data" / "models" / "bundled" / 
 
 _LLAMA_3_ROPE = dict(
     rope_theta=500000.0,
-    rope_scaling=dict(
-        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
-    ),
+    rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192),
 )
 _LLAMA_3 = dict(model_type="llama", vocab_size=128256, rms_norm_eps=1e-5, max_position_embeddings=131072, num_key_value_heads=8)
 

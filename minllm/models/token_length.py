@@ -57,4 +57,3 @@ def _factor(part: dict[str, Any]) -> int | None:
         pattern = part["pattern"].get("String", "")
         return len(pattern) if pattern and part["content"] else None
     return KEEPING_NORMALIZERS.get(part["type"])
-

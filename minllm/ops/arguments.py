@@ -1,6 +1,5 @@
 """Checks that all implementations of Ops share: the dtype of activations, and the activation of a feed-forward."""
 
-
 import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike

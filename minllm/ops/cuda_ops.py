@@ -17,7 +17,6 @@ GEMVs and flat GEMMs (`normed_qkv`, `linear_add`, `normed_gated_mlp`): five kern
 DeferredNorm, and after a sum of experts a NormedStream. The format of a Linear provides these fusions (weights/format.py).
 """
 
-
 import numpy as np
 
 from minllm.kernels.elementwise.in_place import scale as launch_scale

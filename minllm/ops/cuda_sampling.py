@@ -1,6 +1,5 @@
 """The next tokens on a GPU: sampling, log-probabilities, and the state of the running sequences in their slots."""
 
-
 import numpy as np
 
 from minllm.kernels.kv.move_window import move_window

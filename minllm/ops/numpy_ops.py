@@ -5,7 +5,6 @@ are rounded to `dtype` too, but kept as float32, because BLAS multiplies float32
 storage is wider. Other formats keep their own arrays.
 """
 
-
 import numpy as np
 from numpy.typing import DTypeLike
 

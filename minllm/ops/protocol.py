@@ -399,7 +399,6 @@ class SlotOps(Protocol):
         arrays, from float32 logits [R, vocab] as the model computed them."""
         ...
 
-
     def write_slots(self, state: "SlotState", pairs: Array) -> None:
         """state.words[index] = word for pairs (index, word), int32 [n, 2], from `SlotState.pairs`; an index below 0 is skipped."""
         ...

@@ -11,4 +11,4 @@
     split_weights.py      the part of the weights on each rank
     tensor_parallel.py    communication between the ranks of a stage, pipeline.py between stages, context_parallel.py within a context
     cuda_ranks.py         a rank's operations on a GPU; dry_run_ranks.py finds the kernels that they launch
-"""
+"""  # fmt: skip

@@ -7,4 +7,4 @@
     weight_table.py  predicted decode steps with weights in several formats, by batch
     measured.py      compares the floors with recorded measurements
     card.py          plans and comparisons as text and JSON
-"""
+"""  # fmt: skip

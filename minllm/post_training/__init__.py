@@ -6,4 +6,4 @@
     grids.py        the codes of int8, fp8, int4 and NF4, and scales that clip a group
     rounding.py     round to nearest, and GPTQ's rounding, in which later inputs compensate for the errors of earlier ones
     files.py        writes the checkpoint in the layout of compressed-tensors or bitsandbytes
-"""
+"""  # fmt: skip

@@ -30,20 +30,11 @@ class Admission:
         self.check_size(completions)
         total = self.open.total() + completions
         if total > self.most:
-            raise too_many(
-                f"The server is full: {self.open.total()} completions are open, "
-                f"and at most {self.most} may be. Try again."
-            )
+            raise too_many(f"The server is full: {self.open.total()} completions are open, and at most {self.most} may be. Try again.")
         if self.deadlines is not None and not self.deadlines.admits(total, deadline):
-            raise too_many(
-                f"The answer would come after its deadline of {deadline:g} s: "
-                f"{total - completions} completions are before it."
-            )
+            raise too_many(f"The answer would come after its deadline of {deadline:g} s: {total - completions} completions are before it.")
         if self.most_per_key is not None and self.open[who] + completions > self.most_per_key:
-            raise too_many(
-                f"This API key has {self.open[who]} open completions, "
-                f"and at most {self.most_per_key} may be. Try again."
-            )
+            raise too_many(f"This API key has {self.open[who]} open completions, and at most {self.most_per_key} may be. Try again.")
         self.open[who] += completions
         try:
             yield

@@ -2,7 +2,7 @@
 
     {"error": {"message": "...", "type": "invalid_request_error", "param": "temperature", "code": null}}
     {"type": "error", "error": {"type": "invalid_request_error", "message": "..."}}
-"""
+"""  # fmt: skip
 
 import re
 from typing import Any

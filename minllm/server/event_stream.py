@@ -1,6 +1,5 @@
 """Server-sent events."""
 
-
 import orjson
 
 DONE = b"data: [DONE]\n\n"

@@ -3,7 +3,7 @@
     J_n(x) = 1/pi * integral of cos(n t - x sin t) over 0 <= t <= pi
     Y_n(x) = 1/pi * integral of sin(x sin t - n t) over 0 <= t <= pi
              - 1/pi * integral of (e^(n t) + (-1)^n e^(-n t)) e^(-x sinh t) over t >= 0
-"""
+"""  # fmt: skip
 
 import math
 

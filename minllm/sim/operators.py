@@ -4,7 +4,6 @@ Type inference puts these functions in the place of the operators. Under detecto
 reported; without them they have the value that a GPU gives.
 """
 
-
 import numpy as np
 
 from minllm.sim.fused import fma

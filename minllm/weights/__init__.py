@@ -14,4 +14,4 @@
     formats.py   the table of formats, one line per format
     shard.py     Shard: the part of a Linear that one of several GPUs holds
     stored.py    the linear layers of a checkpoint: names and shapes, and how a tensor is cut for a shard
-"""
+"""  # fmt: skip

@@ -45,13 +45,29 @@ LAUNCHERS = {
     "normalization": {"rms_norm", "layer_norm"},
     "rope": {"rope"},
     "activation": {"silu_and_multiply", "gelu", "gelu_tanh"},
-    "kv": {"append", "qkv_rope_append", "qkv_rope_append with norms", "append_quantized", "copy_blocks", "qkv_rope_append_quantized",
-           "quantize_groups", "move_window"},
+    "kv": {
+        "append",
+        "qkv_rope_append",
+        "qkv_rope_append with norms",
+        "append_quantized",
+        "copy_blocks",
+        "qkv_rope_append_quantized",
+        "quantize_groups",
+        "move_window",
+    },
     "sampling": {*RULES, "log_probabilities"},
     "slots": {"write_slots", "load_rows", "advance"},
-    "experts": {"normed_router", "route", "sort_by_expert", "gather_rows", "wgmma_gate_up", "wgmma_down", "combine", "combine_norm", *(
-        f"{name}{form}" for form in ("", "_int4", "_fp8") for name in ("gate_up_gemv", "down_gemv", "grouped_gate_up", "grouped_down")
-    )},
+    "experts": {
+        "normed_router",
+        "route",
+        "sort_by_expert",
+        "gather_rows",
+        "wgmma_gate_up",
+        "wgmma_down",
+        "combine",
+        "combine_norm",
+        *(f"{name}{form}" for form in ("", "_int4", "_fp8") for name in ("gate_up_gemv", "down_gemv", "grouped_gate_up", "grouped_down")),
+    },
     "quantised": {"chosen", "int4_naive", *INT8.variants, *INT4.variants, *NF4.variants},
 }
 GEMM = next(case for case in TINY_CASES if case.peers == ("cuBLAS",))

@@ -109,8 +109,13 @@ def test_grouped_heads_of_llama_2_70b():
     """The figures of the formula that ignores grouping, and the real ones: 2.6 MB and 42.9 GB, 0.33 MB and 5.4 GB."""
     config = parse_model_config(
         dict(
-            model_type="llama", vocab_size=32000, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80,
-            num_attention_heads=64, num_key_value_heads=8,
+            model_type="llama",
+            vocab_size=32000,
+            hidden_size=8192,
+            intermediate_size=28672,
+            num_hidden_layers=80,
+            num_attention_heads=64,
+            num_key_value_heads=8,
         )  # fmt: skip
     )
     assert costs.ungrouped_kv_bytes_per_token(config) == 2 * 8192 * 80 * 2 == 2_621_440

@@ -42,8 +42,9 @@ FOUND = {
     "every_fourth_token": (r"nobody wrote: the global array key_cache, element \[5, 3, 0\]", "total += query[i] * key_cache"),
     "someone_elses_answer": (r"the token that is continued\[request 1\]: expected 28, got 15", ""),
     "two_stories": (
-        r"race on global memory: .* the global array cache, element \[1, 2\], which thread \(0, 0, 0\) writes", "cache[block_tables"
-    ),  # fmt: skip
+        r"race on global memory: .* the global array cache, element \[1, 2\], which thread \(0, 0, 0\) writes",
+        "cache[block_tables",
+    ),
     "louder_and_louder": (r"nobody wrote: the global array scales, element \[3, 0\]", "total += query[i] * (float32(codes"),
     "long_silence": (r"request \d+ has \d+ of 60 tokens .* requests that arrived after it have ended", ""),
     "fewer_every_day": (r"request c of 300 tokens was aborted after 2 steps, nobody runs, and 19 blocks are held", ""),

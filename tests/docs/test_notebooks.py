@@ -81,7 +81,9 @@ def test_markdown_is_that_of_every_program_and_links_are_absolute(tools, tmp_pat
     known = addresses.Addresses("https://github.com/a/b", "https://c.example")
     title, install, code, origin = notebooks.notebook_of(tmp_path / "01_probe.py", known).cells
     place = "https://github.com/a/b/blob/main"
-    assert title.source.startswith("# 1. A probe\n\n[Open in Colab](https://colab.research.google.com/github/a/b/blob/main/lessons/01_probe.ipynb)")
+    assert title.source.startswith(
+        "# 1. A probe\n\n[Open in Colab](https://colab.research.google.com/github/a/b/blob/main/lessons/01_probe.ipynb)"
+    )
     for link in ("(https://c.example/glossary/#widget)", f"({place}/minllm/costs/__init__.py)", f"({place}/lessons/02_next.ipynb)",
                  "(https://a.example)"):  # fmt: skip
         assert link in title.source

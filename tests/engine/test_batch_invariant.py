@@ -79,7 +79,7 @@ def test_the_option_changes_a_score_by_rounding_alone():
         ({"kernel_variants": {"matmul": "tiled"}}, "kernel_variants=.* is not allowed: .* None with batch_invariant=True"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not allowed: tensor_parallel_size is 1 with batch_invariant=True"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not allowed: pipeline_parallel_size is 1 with batch_invariant=True"),
-        ({"kv_cache_dtype": "int8"}, 'kv_cache_dtype=\'int8\' is not allowed: kv_cache_dtype is "auto" with batch_invariant=True'),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype='int8' is not allowed: kv_cache_dtype is \"auto\" with batch_invariant=True"),
     ],
 )
 def test_what_excludes_it_is_refused_by_name(options, words):

@@ -83,7 +83,6 @@ def test_canonical_forms():
     assert type(SamplingParams(top_k=np.int64(5)).top_k) is int
     assert SamplingParams(max_tokens=None, min_tokens=100).min_tokens == 100
 
-
     assert SamplingParams(stop=["a", "b", "a"]).stop == ("a", "b")
     assert SamplingParams(stop_token_ids=[5, 6, 5]).stop_token_ids == (5, 6)
     assert SamplingParams(allowed_token_ids=[5, 6, 5]).allowed_token_ids == (5, 6)

@@ -19,7 +19,9 @@ FIGURES = {
     "bars": bars([Bar("naive", 0.9, "1 %"), Bar("tensor <core> & more", 300.0, "35 %", 1)], "TFLOP/s", "Ladder", limit=766.0),
     "bars, long remarks": bars(
         [Bar("256 x 1024: split_tensor_core", 4.1, "contiguous; 96 % of a copy, 1.31 times the library of the same run"), Bar("b", 1.0)],
-        "TB/s", "Ladder", limit=5.0,
+        "TB/s",
+        "Ladder",
+        limit=5.0,
     ),
     "bars, log": bars([Bar("a", 1e-3), Bar("b", 1e3)], "s", "Ladder", limit=1e4, log=True, caption="recorded on an H200"),
     "curves": curves({"one": [(1, 2.0), (7, 3.0)], "two": [(1, 1.0), (7, 9.0)]}, "context", "ms", "Time"),

@@ -12,7 +12,9 @@ from tests.gpu.test_step_graphs import SMALL, completions, crowd
 SOURCES = {
     "ngram": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1},
     "itself": {
-        "model": str(model_directory("llama3")), "draft_sample_method": "greedy", "num_speculative_tokens_schedule": "constant",
+        "model": str(model_directory("llama3")),
+        "draft_sample_method": "greedy",
+        "num_speculative_tokens_schedule": "constant",
     },
 }
 TREES = {

@@ -28,8 +28,12 @@ def test_every_row_is_the_plan_of_the_package():
     rng = random.Random(8)
     cases = [
         dict(
-            model=rng.choice(MODELS), dtype=rng.choice(["bfloat16", "int8", "fp8"]), kvDtype=rng.choice(["bfloat16", "int8"]),
-            context=rng.choice([100, 1024, 8192]), batch=rng.choice([None, 1, 16, 200]), prices="h200 3.5, A100-80GB 1.25",
+            model=rng.choice(MODELS),
+            dtype=rng.choice(["bfloat16", "int8", "fp8"]),
+            kvDtype=rng.choice(["bfloat16", "int8"]),
+            context=rng.choice([100, 1024, 8192]),
+            batch=rng.choice([None, 1, 16, 200]),
+            prices="h200 3.5, A100-80GB 1.25",
         )  # fmt: skip
         for _ in range(12)
     ]

@@ -92,7 +92,8 @@ def test_well_known_models_are_accepted(name):
 
 
 @pytest.mark.parametrize(
-    ("family", "model"), [(f, f"{f}ForCausalLM") for f in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2")]
+    ("family", "model"),
+    [(f, f"{f}ForCausalLM") for f in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma2")]
     + [("Gemma3Text", "Gemma3ForCausalLM"), ("GPT2", "GPT2LMHeadModel")],
 )
 def test_every_key_that_transformers_writes_is_accepted(family, model):

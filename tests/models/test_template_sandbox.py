@@ -12,8 +12,7 @@ from minllm.models.chat_template import ChatTemplate
 MESSAGES = [{"role": "user", "content": "a b"}]
 DOUBLE = "{%% set ns = namespace(x='ab') %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x | length }}"
 NAMESPACES = "{% set n0 = namespace(a=1) %}" + "".join(
-    f"{{% set n{i + 1} = namespace() %}}{{% set n{i + 1}.a = n{i} %}}{{% set n{i + 1}.b = n{i} %}}"
-    for i in range(40)
+    f"{{% set n{i + 1} = namespace() %}}{{% set n{i + 1}.a = n{i} %}}{{% set n{i + 1}.b = n{i} %}}" for i in range(40)
 )
 BOMBS = {
     "nested ranges": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",

@@ -89,9 +89,7 @@ def test_logits_are_those_of_the_whole_model_in_half_the_cache(directory):
         return engine.ops.to_host(forward_of(engine.runner, batch)), engine.cache
 
     whole, cache = logits(EngineOptions(model=directory, **OPTIONS, block_size=BLOCK_SIZE))
-    shared = EngineOptions(
-        model=directory, **OPTIONS, block_size=BLOCK_SIZE, tensor_parallel_size=4, decode_context_parallel_size=RANKS
-    )
+    shared = EngineOptions(model=directory, **OPTIONS, block_size=BLOCK_SIZE, tensor_parallel_size=4, decode_context_parallel_size=RANKS)
     results = in_threads(4, lambda rank: logits(shared, RankShare(rank, shared)))
     for found, own in results:
         np.testing.assert_allclose(found, whole, atol=1e-4)

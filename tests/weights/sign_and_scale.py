@@ -1,7 +1,7 @@
 """A weight format of one file: a sign per number and a scale per row, made while loading.
 
     weight[n, k] = scale[n] * sign[n, k],  sign = -1 or 1 as int8,  scale[n] = mean over k of |matrix[n, k]|
-"""
+"""  # fmt: skip
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -66,7 +66,7 @@ def markdown_of(html: str) -> tuple[str, list[str]]:
 def interactive(match: re.Match) -> str:
     """The HTML lines of a page of docs/, which lies one folder higher than a lesson."""
     lines = (DOCS / f"{match['page']}.md").read_text(encoding="utf-8").splitlines()
-    found = [line for line in lines if line.startswith(("<link ", "<div class=\"interactive\"", "<script type=\"module\""))]
+    found = [line for line in lines if line.startswith(("<link ", '<div class="interactive"', '<script type="module"'))]
     return "\n" + "\n".join(found).replace('"../assets/', '"../../assets/') + "\n"
 
 

@@ -21,7 +21,7 @@ LINK = re.compile(r"\]\((?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 FIGURE = re.compile(r"<figure .*?>(?P<svg><svg.*?</svg>)(?:<figcaption>(?P<caption>.*?)</figcaption>)?</figure>", re.DOTALL)
 HIDDEN_CODE = ("hide-input", "fold", "hide")  # tags of a lesson's cells (docs/contributing/writing-lessons.md)
 
-INSTALL = '''# Installs minllm into this notebook's Python if it is missing, with the CUDA wheels that fit
+INSTALL = """# Installs minllm into this notebook's Python if it is missing, with the CUDA wheels that fit
 # the driver, if there is one. Without a GPU, kernels run in the simulator.
 try:
     import minllm.course
@@ -39,19 +39,19 @@ except ImportError:
     sys.path.insert(0, str(clone))
     # The import above may have taken the clone's folder for the package.
     for name in [name for name in sys.modules if name.partition(".")[0] == "minllm"]:
-        del sys.modules[name]'''
-FETCH = '''if not clones:
+        del sys.modules[name]"""
+FETCH = """if not clones:
         import tempfile
 
         clones = [Path(tempfile.mkdtemp()) / "minllm"]
-        subprocess.run(["git", "clone", "--quiet", "--depth", "1", "{repository}", str(clones[0])], check=True)'''
-NO_ADDRESS = '''if not clones:
+        subprocess.run(["git", "clone", "--quiet", "--depth", "1", "{repository}", str(clones[0])], check=True)"""
+NO_ADDRESS = """if not clones:
         raise ImportError(
             "minllm is not installed in this notebook's Python, and there is no clone of its repository in this "
             "folder or above. Start Jupyter from the clone's environment (source .venv/bin/activate, "
             "pip install -e '.[lessons]', jupyter notebook lessons), or put a clone beside this notebook "
             "(a folder minllm) and run this cell again."
-        ) from None'''
+        ) from None"""
 
 
 def notebook_of(lesson: Path, known: Addresses) -> NotebookNode:

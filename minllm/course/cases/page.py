@@ -1,6 +1,5 @@
 """Shows a detective case on a page: the story and the broken code; hint, finding and solution are collapsed."""
 
-
 from minllm.course.cases import find
 from minllm.course.cases.case import Case, Finding, finding
 from minllm.course.layout import WIDTH, closed, prose

@@ -134,10 +134,14 @@ def common_suspects(case: AttentionCase, arrays: AttentionArrays) -> list[tuple[
         ("each row saw one key too few: a token sees itself too.", attend(case, arrays, last=-1)),
         ("each row saw a key too many: a token sees no later one.", attend(case, arrays, last=1)),
         ("the weights were not divided by their sum.", attend(case, arrays, combine=undivided)),
-        ("the last element of each head is missing from the scores: dim runs from 0 to head_dim - 1.",
-         attend(case, arrays, dims=slice(case.head_dim - 1))),
-        ("the first element of each head is missing from the scores: dim runs from 0 to head_dim - 1.",
-         attend(case, arrays, dims=slice(1, None))),
+        (
+            "the last element of each head is missing from the scores: dim runs from 0 to head_dim - 1.",
+            attend(case, arrays, dims=slice(case.head_dim - 1)),
+        ),
+        (
+            "the first element of each head is missing from the scores: dim runs from 0 to head_dim - 1.",
+            attend(case, arrays, dims=slice(1, None)),
+        ),
         ("the score is the last product alone: add the products up with +=.", attend(case, arrays, dims=slice(case.head_dim - 1, None))),
         ("every query head read KV head 0.", attend(case, arrays, kv_head_of=lambda head: 0)),
         ("the values were averaged: every key got the same weight.", attend(case, arrays, combine=lambda scores, values: values.mean(0))),
@@ -149,8 +153,7 @@ def common_suspects(case: AttentionCase, arrays: AttentionArrays) -> list[tuple[
         found += [  # fmt: skip
             (f"query head h read KV head h % kv_heads; {shared}", attend(case, arrays, kv_head_of=modulo)),
             (f"query head h read the keys of KV head h % kv_heads; {shared}", attend(case, arrays, kv_head_of=modulo, value_head_of=right)),
-            ("the query of head kv_head was taken; this score is of query head `head`.",
-             attend(case, arrays, query_head_of=right)),
+            ("the query of head kv_head was taken; this score is of query head `head`.", attend(case, arrays, query_head_of=right)),
             (f"query head h read the values of KV head h % kv_heads; {shared}", attend(case, arrays, value_head_of=modulo)),
         ]
     if case.window:

@@ -193,21 +193,39 @@ EXERCISES = (
         rungs=(
             Rung("one key", "softmax over one key is 1: the output is the value.", lambda f: decode(f, AttentionCase((1,), (1,)), 1)),
             Rung("a few keys", "weights are divided by their sum at the end.", lambda f: decode(f, AttentionCase((1,), (3,)), 1)),
-            Rung("huge scores", "2^x of a large score overflows: subtract the maximum.",
-                 lambda f: decode(f, AttentionCase((1,), (9,), magnitude=30.0), 1)),
-            Rung("more keys than a step", "what was summed before a new maximum is scaled to it.",
-                 lambda f: decode(f, AttentionCase((1,), (101,)), 1)),
-            Rung("grouped heads", "a thread holds a state for each head of the group.",
-                 lambda f: decode(f, AttentionCase((1,), (70,), heads=6, kv_heads=2)),
-                 look="the head in every index: maxima[head], sums[head], acc[head * numbers_each + i], scores[key * heads_here + head]."),
-            Rung("non-consecutive pages", "key p lies in page block_table[p // block_size].",
-                 lambda f: decode(f, AttentionCase((1,), (19,), block_size=2))),
-            Rung("several sequences and splits", "splits without keys leave the identity, and are not read.",
-                 lambda f: decode(f, AttentionCase((1, 1, 1), (1, 40, 17)), 3)),
-            speed.rung("minllm.kernels.attention.split_kv.split_kv:attention", speed_problems.attention("split_kv", 32, 1, 2048),
-                       "something is computed for every key that is needed once for all of them, or an array left the registers."),
+            Rung(
+                "huge scores",
+                "2^x of a large score overflows: subtract the maximum.",
+                lambda f: decode(f, AttentionCase((1,), (9,), magnitude=30.0), 1),
+            ),
+            Rung(
+                "more keys than a step",
+                "what was summed before a new maximum is scaled to it.",
+                lambda f: decode(f, AttentionCase((1,), (101,)), 1),
+            ),
+            Rung(
+                "grouped heads",
+                "a thread holds a state for each head of the group.",
+                lambda f: decode(f, AttentionCase((1,), (70,), heads=6, kv_heads=2)),
+                look="the head in every index: maxima[head], sums[head], acc[head * numbers_each + i], scores[key * heads_here + head].",
+            ),
+            Rung(
+                "non-consecutive pages",
+                "key p lies in page block_table[p // block_size].",
+                lambda f: decode(f, AttentionCase((1,), (19,), block_size=2)),
+            ),
+            Rung(
+                "several sequences and splits",
+                "splits without keys leave the identity, and are not read.",
+                lambda f: decode(f, AttentionCase((1, 1, 1), (1, 40, 17)), 3),
+            ),
+            speed.rung(
+                "minllm.kernels.attention.split_kv.split_kv:attention",
+                speed_problems.attention("split_kv", 32, 1, 2048),
+                "something is computed for every key that is needed once for all of them, or an array left the registers.",
+            ),
         ),
-    ),  # fmt: skip
+    ),
     Exercise(
         name="attention.split_merge",
         lesson=9,

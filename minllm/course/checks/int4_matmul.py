@@ -161,6 +161,6 @@ EXERCISES = (
             Rung("byte budget", "half a byte per weight is what the format is for.", budget),
             speed.rung("minllm.kernels.matmul.ladder.int4_naive:int4_naive", speed_problems.int4,
                        "codes are read more than once, or a literal 0.0 made the sum a float64."),
-        ),  # fmt: skip
+        ),
     ),
 )  # fmt: skip

@@ -31,11 +31,15 @@ SECONDS = 30  # CPU-time limit per rung; the reference solutions take less than 
 
 # The usual meanings of the simulator's findings, by part of their text.
 MEANINGS = (
-    ("out of bounds",
-     "compare the index with the array's size before you use it (<, not <=), as the last block reaches beyond the edge; or two "
-     "indices are exchanged."),
-    ("is negative: a GPU",
-     "the index is negative, which counts from the end. Is it a mark, such as -1 for padding, that you must test for?"),
+    (
+        "out of bounds",
+        "compare the index with the array's size before you use it (<, not <=), as the last block reaches beyond the edge; or two "
+        "indices are exchanged.",
+    ),
+    (
+        "is negative: a GPU",
+        "the index is negative, which counts from the end. Is it a mark, such as -1 for padding, that you must test for?",
+    ),
     ("cannot go on", "some threads wait for others who never come: a barrier or a shuffle stands in a branch or a loop that not all take."),
     ("memory that nobody wrote", "you read an element before anybody wrote it, or one that is not yours to read."),
     ("shared memory that nobody wrote", "a thread reads what another has not written yet: a barrier is missing, or an element left out."),

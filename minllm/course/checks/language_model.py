@@ -27,8 +27,10 @@ def log_probabilities(log_softmax, logits):
             ("the sum went over the whole array: every row has its own, so sum over the last axis.", whole),
             ("the maximum was subtracted, the logarithm of the sum was not.", shifted),
             ("the logarithm of the sum was added; it is subtracted.", 2 * shifted - expected),
-            ("the maximum of each column was subtracted; every row has its own: axis=-1.",
-             exact - exact.max(0) - np.log(np.exp(exact - exact.max(0)).sum(-1, keepdims=True))),
+            (
+                "the maximum of each column was subtracted; every row has its own: axis=-1.",
+                exact - exact.max(0) - np.log(np.exp(exact - exact.max(0)).sum(-1, keepdims=True)),
+            ),
         ]
         if np.isfinite(exact).all():
             suspects += [(UNSHIFTED, exact - log_sum), (UNSHIFTED, exact - np.where(np.isfinite(log_sum), log_sum, 0))]

@@ -192,7 +192,7 @@ EXERCISES = (
                 speed_problems.product(1024),
                 "neighbouring threads no longer share rows of x or weight, or a literal 0.0 made the sum a float64.",
             ),
-        ),  # fmt: skip
+        ),
     ),
     Exercise(
         name="matmul.gemv",
@@ -233,7 +233,7 @@ EXERCISES = (
                 speed_problems.gemv,
                 "lanes read elements that lie apart, or a literal 0.0 made the sum a float64.",
             ),
-        ),  # fmt: skip
+        ),
     ),
     Exercise(
         name="matmul.tiled",
@@ -270,6 +270,6 @@ EXERCISES = (
                 speed_problems.product(2048),
                 "x_tile is read again for each output: read a thread's values of x once per step, and keep them in a local array.",
             ),
-        ),  # fmt: skip
+        ),
     ),
 )

@@ -20,8 +20,10 @@ def greedy(argmax, logits):
     largest, last = np.argmax(logits, axis=1), logits.shape[1] - 1 - np.argmax(logits[:, ::-1], axis=1)
     suspects = [
         ("among equal logits the highest id was taken; the lowest one wins.", last),
-        ("this is the smallest: keep the other lane's where it is larger. -1 is no token: idle lanes hold -inf.",
-         np.full(len(logits), NOTHING_ALLOWED)),
+        (
+            "this is the smallest: keep the other lane's where it is larger. -1 is no token: idle lanes hold -inf.",
+            np.full(len(logits), NOTHING_ALLOWED),
+        ),
     ]
     for row in np.flatnonzero(out != largest)[:1]:
         if 0 <= out[row] < logits.shape[1] and logits[row, out[row]] < logits[row, largest[row]]:

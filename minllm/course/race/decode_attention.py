@@ -41,8 +41,9 @@ def suspects(arrays):
     q, k, v = in_float64(arrays)
     scale = q.shape[2] ** -0.5
     yield "the scores are not scaled by 1 / sqrt(head_dim).", attended(q, k, v, 1.0, grouped)
-    yield "query head h reads KV head h // (heads // kv_heads), not h % kv_heads.", attended(
-        q, k, v, scale, lambda head, heads, kv_heads: head % kv_heads
+    yield (
+        "query head h reads KV head h // (heads // kv_heads), not h % kv_heads.",
+        attended(q, k, v, scale, lambda head, heads, kv_heads: head % kv_heads),
     )
     if k.shape[1] > 1:
         yield "the last key is missing: the new token sees all keys.", attended(q, k[:, :-1], v[:, :-1], scale, grouped)

@@ -175,5 +175,3 @@ def picture(contest: Contest, times: Times, caption: str) -> Figure:
         title=f"{contest.name} on {times.device}",
         caption=caption,
     )
-
-

@@ -5,4 +5,4 @@
 
     ops.py, weights.py, compute_dtype.py, cache_format.py, memory_budget.py, max_model_len.py    decisions and checks of the plan
     cache.py, calibration.py, preemption.py, speculation.py, precompile.py                       makers of the parts
-"""
+"""  # fmt: skip

@@ -8,4 +8,4 @@
     serve.py        the loop of the other ranks: load, then execute the steps that rank 0 publishes
     start.py        starts the ranks and loads all of them
     launched.py     ranks started by a launcher: all run the same program, and meet in its calls
-"""
+"""  # fmt: skip

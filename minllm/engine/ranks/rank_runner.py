@@ -117,9 +117,7 @@ class RankRunner(ModelRunner):
         begun = [self._begin(spans) for spans in forwards]
         return [self._finish(spans, *one) for spans, one in zip(forwards, begun, strict=True)]
 
-    def _read(
-        self, tokens: Array, logits: Array, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
-    ) -> Pending:
+    def _read(self, tokens: Array, logits: Array, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> Pending:
         """Start copying the results of a forward to the host, and the fault that kernels between peers may have recorded."""
         found, fault = super()._read(tokens, logits, *verified, sampled=sampled, rows=rows, scored=scored), self.ops.fault()
         if fault is None:

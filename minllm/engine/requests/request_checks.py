@@ -47,4 +47,3 @@ def check_context(prompt: PromptTokens, params: SamplingParams, max_model_len: i
             f"The prompt has {len(prompt.token_ids)} tokens, and max_model_len={max_model_len} allows {room}{new}: shorten it, or raise "
             "max_model_len if the model allows."
         )
-

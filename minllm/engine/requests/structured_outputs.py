@@ -139,4 +139,3 @@ def _schema(value: object) -> str:
         refuse("json", value, allowed)
     _check_expressions("json", "a string", (len(found) - 2 for found in re.findall(r'"(?:[^"\\]|\\.)*"', text)))
     return text
-

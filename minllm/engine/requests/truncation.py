@@ -4,7 +4,6 @@ Text is cut from the left, as by transformers with truncation_side="left": the t
 as BOS, count towards the length and stay. So does a BOS that a chat template or the caller has written.
 """
 
-
 from minllm.engine.requests.prompts import PromptTokens
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidRequestError, shown

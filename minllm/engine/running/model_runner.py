@@ -322,9 +322,7 @@ class ModelRunner:
         sent = self.uploads.send(dict(indices=indices, masks=masks_of([(grammar, num_drafts) for _, grammar, num_drafts in masked])))
         return self.ops.mask_logits(logits, sent["indices"], sent["masks"])
 
-    def _read(
-        self, tokens: Array, logits: Array, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]
-    ) -> Pending:
+    def _read(self, tokens: Array, logits: Array, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> Pending:
         """Start copying the results of a forward to the host. rows: as in PendingForward."""
         count, arrays = tokens.shape[0], [tokens, *verified]
         drafts = False

@@ -3,7 +3,7 @@
     none    no room is kept for the answer: most sequences run together, and some are preempted when their answers grow
     limit   room is kept for max_tokens: no sequence is ever preempted, and memory that short answers do not use stays empty
     mean    room is kept for the mean of past answers to prompts of about this length: a running mean per power of two of prompt length
-"""
+"""  # fmt: skip
 
 from abc import ABC, abstractmethod
 from collections import defaultdict

@@ -27,9 +27,13 @@ VARIANTS = Variants(
     Variant("split_cluster", ".split_tensor_core.cluster", most_rows=ONE, dtypes=HALF, capability=HOPPER, fallback="split_tensor_core"),
     Variant("flash_attention_2_quantized", ".flash_attention_2.quantized", dtypes=HALF, reads=QUANTIZED),
     Variant(
-        "flash_attention_3_float8", ".flash_attention_3.float8", dtypes=HALF, capability=HOPPER, fallback="flash_attention_2_quantized",
+        "flash_attention_3_float8",
+        ".flash_attention_3.float8",
+        dtypes=HALF,
+        capability=HOPPER,
+        fallback="flash_attention_2_quantized",
         reads=QUANTIZED,
-    ),  # fmt: skip
+    ),
     Variant("split_quantized", ".split_quantized.split_quantized", most_rows=ONE, dtypes=HALF, reads=QUANTIZED),
     Variant("residual_window", ".residual_window.residual_window", dtypes=HALF, reads=RESIDUAL_WINDOW),
     Variant("tree", ".tree.tree", reads=TREE),

@@ -3,4 +3,4 @@
     lookup.py   embeddings of the tokens on this rank, zeros for the others; an all-reduce makes the embedding
     argmax.py   the token of the largest logit over all ranks
     join.py     joins the gathered parts of logits to rows
-"""
+"""  # fmt: skip

@@ -146,9 +146,7 @@ def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
     activation = Stage(
         "expert activation", activation_bytes=3 * layers * inner * s.item, other_flops=ACTIVATION_OPERATIONS * layers * inner
     )
-    combine = Stage(
-        "expert sum", activation_bytes=layers * hidden * (pairs + s.tokens) * s.item, other_flops=2 * layers * hidden * pairs
-    )
+    combine = Stage("expert sum", activation_bytes=layers * hidden * (pairs + s.tokens) * s.item, other_flops=2 * layers * hidden * pairs)
     up, down = (_projections(matrix, config, s) for matrix in stacks(config))
     return [Norm("MLP norm"), router, up, activation, down, combine, *_shared_stages(config, s)]
 

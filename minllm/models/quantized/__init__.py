@@ -11,4 +11,4 @@
     words.py               codes packed in words of 32 bits
     modules.py             a format per module
     widened.py             a module in a layout without kernels, dequantised while it loads
-"""
+"""  # fmt: skip

@@ -4,4 +4,4 @@
     rendezvous.py    connects the ranks over TCP
     memory.py        memory that the ranks of one host share
     ranks.py         LaunchedRanks: the other ranks, seen from one of them; ends all ranks when one ends
-"""
+"""  # fmt: skip

@@ -77,6 +77,7 @@ def cp_async_commit_group(lanes):
 
 def make_wait_group(pending):
     """The form of cp.async.wait_group with `pending` as its literal operand."""
+
     def wait(lanes):
         everyone(lanes)
         if lanes.tracer is not None:

@@ -2,7 +2,7 @@
 
     hermes        <tool_call>{"name": "f", "arguments": {...}}</tool_call>      Qwen, Hermes, SmolLM and many more
     llama3_json   {"name": "f", "parameters": {...}}                            Llama 3; the whole text is one call, or it has none
-"""
+"""  # fmt: skip
 
 from typing import NamedTuple
 

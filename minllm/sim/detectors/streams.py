@@ -286,4 +286,3 @@ def conflict(part, other):
 def lowest(marks):
     """The bit to name of a byte's marks: a write before an atomic before a read."""
     return next(bit for bit in (WRITE, ATOMIC, READ) if marks & bit)
-

@@ -162,7 +162,7 @@ def disagree(how, why):
     """Raise SimulationError for a launch in which the lanes have failed and the threads have found nothing wrong."""
     raise SimulationError(
         f"{UNFORESEEN} in {plain_function(how.kernel).__name__}, which the threads have run without a complaint "
-        f'({why.removeprefix(UNFORESEEN + ": ")}). The fault is minllm\'s, please report it; the arrays hold the threads\' results. '
+        f"({why.removeprefix(UNFORESEEN + ': ')}). The fault is minllm's, please report it; the arrays hold the threads' results. "
         'To go on, run the kernel with engine="threads", or set MINLLM_SIM_ENGINE=threads.'
     )
 

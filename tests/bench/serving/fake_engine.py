@@ -73,7 +73,10 @@ class FakeEngine:
                 del self.running[request_id]
             moved.append(
                 SimpleNamespace(
-                    request_id=request_id, prompt_token_ids=prompt, output_token_ids=list(tokens), finish_reason=reason,
+                    request_id=request_id,
+                    prompt_token_ids=prompt,
+                    output_token_ids=list(tokens),
+                    finish_reason=reason,
                     is_finished=reason is not None,
                 )  # fmt: skip
             )

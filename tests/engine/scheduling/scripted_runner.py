@@ -51,8 +51,18 @@ def scripted(name, prompt, tokens, max_tokens, n=1, salt="", priority=0, deadlin
     """The sequences of a request whose completion i gets the tokens (t + i for t in `tokens`), then an end of sequence."""
     sequences = [
         Sequence(
-            str(name), None, list(prompt), SamplingParams(n=n, max_tokens=max_tokens, seed=0), max_tokens, frozenset([EOS]), NoText(),
-            index=index, cache_salt=salt, priority=priority, deadline=deadline, logits_processors=processors,
+            str(name),
+            None,
+            list(prompt),
+            SamplingParams(n=n, max_tokens=max_tokens, seed=0),
+            max_tokens,
+            frozenset([EOS]),
+            NoText(),
+            index=index,
+            cache_salt=salt,
+            priority=priority,
+            deadline=deadline,
+            logits_processors=processors,
         )  # fmt: skip
         for index in range(n)
     ]
@@ -215,7 +225,16 @@ class Pending:
 
 
 def small_engine(
-    blocks=8, seqs=4, budget=8, policy="split_fuse", prediction="none", preemption="recompute", cache="paged", ahead=0, chunks=6, drafts=0,
+    blocks=8,
+    seqs=4,
+    budget=8,
+    policy="split_fuse",
+    prediction="none",
+    preemption="recompute",
+    cache="paged",
+    ahead=0,
+    chunks=6,
+    drafts=0,
     **runner,
 ):
     """(scheduler, runner) over a cache of `blocks` blocks, with a swap space of `chunks` chunks of two blocks.

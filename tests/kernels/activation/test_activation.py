@@ -40,7 +40,7 @@ def test_mistakes_are_explained():
     with pytest.raises(KernelArgumentError, match="out is float64"):
         silu_and_multiply(x, np.zeros((2, 4)))
     for call in (lambda: gelu(x, x, "sigmoid"), lambda: gelu_reference(x, "sigmoid")):
-        with pytest.raises(KernelArgumentError, match="approximate is 'sigmoid'; it must be \"none\".* or \"tanh\""):
+        with pytest.raises(KernelArgumentError, match='approximate is \'sigmoid\'; it must be "none".* or "tanh"'):
             call()
     with pytest.raises(KernelArgumentError, match=r"out is float32 \[2, 7\]"):
         gelu(x, np.zeros((2, 7), np.float32))

@@ -79,9 +79,7 @@ def test_a_gpu_without_wgmma_is_named(monkeypatch):
         matmul_wgmma(x, x, out)
 
 
-@pytest.mark.parametrize(
-    "tiling", [(1, 80, 2), (1, 64, 2, 1, 2), (3, 64, 2), (1, 64, 2, 4), (1, 64, 1), (2, 256, 5)], ids=str
-)
+@pytest.mark.parametrize("tiling", [(1, 80, 2), (1, 64, 2, 1, 2), (3, 64, 2), (1, 64, 2, 4), (1, 64, 1), (2, 256, 5)], ids=str)
 def test_tilings_that_cannot_be_launched_are_refused(tiling):
     with pytest.raises(KernelArgumentError, match="WgmmaTiling"):
         WgmmaTiling(*tiling).check(gated=False)

@@ -189,6 +189,7 @@ def test_floats(first, second):
 def test_casts(given, wanted):
     if given is ml_dtypes.bfloat16 and wanted is uint64:
         wanted = uint32  # the threads cannot convert to uint64
+
     def kernel(a, out):
         i = cuda.grid(1)
         if i < a.size:
