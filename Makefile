@@ -15,7 +15,7 @@
 # make check-site   open the built site in Chromium: links, errors, accessibility, weight
 #
 # Everything is installed into .venv, once: a stamp file in it says what for, and it changes with Python and pyproject.toml. Options:
-#   PYTHON=python3.12      the Python to build .venv with, 3.11 to 3.13
+#   PYTHON=python3.12      the Python to build .venv with, 3.11 to 3.14
 #   CUDA=cu12|cu13|        the CUDA wheels, instead of those that fit the driver (none where there is no driver)
 #   PROMPT='class Stack:'  what the demo continues; \n in it begins a new line
 #   MODEL=model.gguf       a GGUF file or a model directory to chat with or to serve; nothing is downloaded for it

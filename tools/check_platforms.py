@@ -1,6 +1,6 @@
 """Check that pip finds wheels of everything that minllm requires, for systems that are not at hand.
 
-    python tools/check_platforms.py              all systems, Python 3.11 to 3.13
+    python tools/check_platforms.py              all systems, Python 3.11 to 3.14
     python tools/check_platforms.py macos        those whose names contain one of the words
 
 Nothing is installed: pip resolves the requirements for a platform and says what it would install. pip evaluates markers such as
@@ -17,7 +17,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 # {system: (what markers see of it, pip's platforms, newest first)}
 SYSTEMS = {
     "macos-arm64": (
@@ -39,7 +39,9 @@ def requirements(project: dict, extras: tuple[str, ...], seen: dict[str, str]) -
     texts = [*project["dependencies"], *(text for extra in extras for text in project["optional-dependencies"][extra])]
     found = []
     for requirement in map(Requirement, texts):
-        if requirement.marker is None or requirement.marker.evaluate(seen):
+        if requirement.name == "minllm":  # an extra that contains another one
+            found += requirements(project | {"dependencies": []}, tuple(requirement.extras), seen)
+        elif requirement.marker is None or requirement.marker.evaluate(seen):
             requirement.marker = None
             found.append(str(requirement))
     return found

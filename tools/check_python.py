@@ -2,7 +2,7 @@
 
 import sys
 
-OLDEST, NEWEST = (3, 11), (3, 13)
+OLDEST, NEWEST = (3, 11), (3, 14)
 VERSION = sys.version_info[:2]
 
 

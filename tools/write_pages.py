@@ -59,7 +59,7 @@ def badges(page: str) -> str:
     """Badges of the licence, of Python, and of a lesson in a hosted notebook."""
     shown = [
         f"[![Licence: Apache-2.0](https://img.shields.io/badge/licence-Apache--2.0-blue)]({link(page, 'LICENSE')})",
-        f"[![Python 3.11 to 3.13](https://img.shields.io/badge/python-3.11_to_3.13-blue)]({link(page, 'pyproject.toml')})",
+        f"[![Python 3.11 to 3.14](https://img.shields.io/badge/python-3.11_to_3.14-blue)]({link(page, 'pyproject.toml')})",
     ]
     hosted = addresses().hosted("lessons/02_your_first_kernel.ipynb")
     shown += [f"[![{name}: lesson 2](https://img.shields.io/badge/{name}-lesson_2-orange)]({address})" for name, address in hosted.items()]

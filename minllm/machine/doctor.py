@@ -13,7 +13,7 @@ from minllm.machine import driver
 from minllm.machine.devices import COMPILER_LIBRARIES, Machine
 from minllm.machine.hardware import find_gpu
 
-OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 14)
 OLDEST_COMPUTE_CAPABILITY = (7, 5)  # the oldest that CUDA 13's compilers support
 FIRST_WITH_BFLOAT16 = (8, 0)
 LITTLE_MEMORY = 2 * 10**9  # bytes; less free memory is enough only for the bundled model

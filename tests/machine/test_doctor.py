@@ -43,7 +43,7 @@ def test_a_whole_gpu_machine_is_healthy():
 # (facts that differ from a whole GPU machine, words of the explanation, words of the mend)
 FAULTS = {
     "old python": (dict(python=(3, 10)), "3.10", "PYTHON="),
-    "new python": (dict(python=(3, 14)), "3.14", "PYTHON="),
+    "new python": (dict(python=(3, 15)), "3.15", "PYTHON="),
     "numpy 2.6": (dict(broken_requirements=[("numpy<2.6,>=2", "2.6.0")]), "newer NumPy", "pip install 'numpy<2.6,>=2'"),
     "missing package": (dict(broken_requirements=[("rich>=13.8", "")]), "not installed", "'rich>=13.8'"),
     "broken import": (dict(import_errors={"numba.cuda": "ImportError: no"}), "import numba.cuda", "numba-cuda"),
