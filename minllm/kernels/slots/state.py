@@ -9,6 +9,7 @@ Size, for S slots and block tables of W columns: 4 S (14 + W) bytes.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +45,9 @@ class SlotState:
         A field of several words takes a list; a list for `block_tables` may be shorter than the slot's row, and sets its beginning.
         """
         layout = slot_layout(*self.block_tables.shape)
-        found = [layout[name].pairs(slot, value) for name, value in values.items()]
-        return np.concatenate(found) if found else np.empty((0, 2), np.int32)
+        bits = [np.atleast_1d(np.asarray(value, layout[name].dtype)).view(np.int32) for name, value in values.items()]
+        places = [place for name, one in zip(values, bits, strict=True) for place in layout[name].places(slot, len(one))]
+        return np.stack([np.array(places, np.int32), np.concatenate([np.empty(0, np.int32), *bits])], axis=1)
 
     def block_pairs(self, slots: ArrayLike, columns: ArrayLike, blocks: ArrayLike) -> np.ndarray:
         """The pairs for one entry of the block tables in each of n slots, int32 [n, 2]."""
@@ -65,17 +67,16 @@ class Field:
     @property
     def size(self) -> int:
         """Number of words."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     def view(self, words: Array) -> Any:
         """The field as an array."""
         return words[self.start : self.start + self.size].view(self.dtype).reshape(self.shape)
 
-    def pairs(self, slot: int, value: ArrayLike) -> np.ndarray:
-        """(index, word) pairs for the slot's value, int32 [n, 2]."""
-        bits = np.atleast_1d(np.asarray(value, self.dtype)).view(np.int32)
-        first = self.start + slot * (self.size // self.shape[0])
-        return np.stack([np.arange(first, first + len(bits), dtype=np.int32), bits], axis=1)
+    def places(self, slot: int, count: int) -> range:
+        """The indices of the slot's first `count` words."""
+        first = self.start + slot * math.prod(self.shape[1:])
+        return range(first, first + count)
 
 
 @functools.cache
