@@ -1,6 +1,7 @@
 """What can be said of lessons, the glossary and the navigation without building anything."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +22,9 @@ ENTRY = re.compile(r"^### (.+?) · (.+?) \{ #([\w-]+) \}$", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def jupytext():
-    """The module; imported here, because its import takes seconds, which every test process would spend while it collects."""
-    return pytest.importorskip("jupytext", reason="pip install 'minllm[docs]'")
+def read():
+    """read(lesson) -> its notebook. Imported here, because the import takes seconds, which every test process would spend to collect."""
+    return functools.cache(pytest.importorskip("jupytext", reason="pip install 'minllm[docs]'").read)
 
 
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
@@ -40,8 +41,8 @@ def headings(notebook) -> list[str]:
 
 
 @each_lesson
-def test_a_lesson_has_its_parts(lesson, jupytext):
-    notebook = jupytext.read(lesson)
+def test_a_lesson_has_its_parts(lesson, read):
+    notebook = read(lesson)
     found = [heading.lower() for heading in headings(notebook)]
     assert found[0].startswith(f"{number_of(lesson)}. ")
     assert not [section for section in SECTIONS if not any(section in heading for heading in found[1:])]
@@ -69,8 +70,8 @@ def lines_of(cells) -> int:
 
 
 @each_lesson
-def test_the_first_exercise_comes_in_the_first_third(lesson, jupytext):
-    cells = jupytext.read(lesson).cells
+def test_the_first_exercise_comes_in_the_first_third(lesson, read):
+    cells = read(lesson).cells
     first = next(i for i, cell in enumerate(cells) if cell.cell_type == "code" and "show_exercises(" in cell.source)
     share = lines_of(cells[:first]) / lines_of(cells)
     print(f"{lesson.name[:3]} {share:.2f}")
@@ -78,8 +79,8 @@ def test_the_first_exercise_comes_in_the_first_third(lesson, jupytext):
 
 
 @each_lesson
-def test_sections_of_a_lesson_end_with_a_takeaway(lesson, jupytext):
-    text = "\n\n".join(cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "markdown")
+def test_sections_of_a_lesson_end_with_a_takeaway(lesson, read):
+    text = "\n\n".join(cell.source for cell in read(lesson).cells if cell.cell_type == "markdown")
     boxes = [section.count('!!! tip "Takeaway"') for section in re.split(r"^## ", text, flags=re.MULTILINE)]
     assert max(boxes) <= 1
     assert sum(boxes) >= 2
@@ -89,16 +90,16 @@ WITH_OPEN_CHECKS = {"1", "2", "4", "5a", "6", "7", "10", "11", "13", "14"}
 
 
 @each_lesson
-def test_checks_of_a_lesson_are_hidden(lesson, jupytext):
+def test_checks_of_a_lesson_are_hidden(lesson, read):
     """Assertions say for us that the text is true; a reader has nothing to learn from most of them."""
-    cells = [cell for cell in jupytext.read(lesson).cells if cell.cell_type == "code" and not cell.metadata.get("tags")]
+    cells = [cell for cell in read(lesson).cells if cell.cell_type == "code" and not cell.metadata.get("tags")]
     shown = [ast.unparse(node) for cell in cells for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Assert)]
     assert not shown or number_of(lesson) in WITH_OPEN_CHECKS
 
 
 @each_lesson
-def test_a_lesson_suits_the_page(lesson, jupytext):
-    notebook = jupytext.read(lesson)
+def test_a_lesson_suits_the_page(lesson, read):
+    notebook = read(lesson)
     assert set(notebook.metadata) <= {"jupytext", "kernelspec"}
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
@@ -143,16 +144,16 @@ def words_of(notebook) -> int:
 
 
 @each_lesson
-def test_a_lesson_is_short_enough_to_be_finished(lesson, jupytext):
-    notebook = jupytext.read(lesson)
+def test_a_lesson_is_short_enough_to_be_finished(lesson, read):
+    notebook = read(lesson)
     words, lines = words_of(notebook), lines_of(notebook.cells)
     assert words <= MOST_WORDS, f"{words} words"
     assert lines <= MOST_LINES, f"{lines} lines"
 
 
 @each_lesson
-def test_a_lesson_begins_with_picture_equation_and_kernel(lesson, jupytext):
-    notebook = jupytext.read(lesson)
+def test_a_lesson_begins_with_picture_equation_and_kernel(lesson, read):
+    notebook = read(lesson)
     goals = next(i for i, cell in enumerate(notebook.cells) if "What you will be able to do" in cell.source)
     before = notebook.cells[: goals + 1]
     text = "\n".join(cell.source.partition("**What you will")[0] for cell in before if cell.cell_type == "markdown")
@@ -163,8 +164,8 @@ def test_a_lesson_begins_with_picture_equation_and_kernel(lesson, jupytext):
 
 
 @each_lesson
-def test_a_lesson_has_five_problems_with_folded_answers(lesson, jupytext):
-    text = "\n".join(cell.source for cell in jupytext.read(lesson).cells if cell.cell_type == "markdown")
+def test_a_lesson_has_five_problems_with_folded_answers(lesson, read):
+    text = "\n".join(cell.source for cell in read(lesson).cells if cell.cell_type == "markdown")
     problems = text.partition("## Problems")[2].partition("\n## ")[0]
     asked = re.findall(r'^\?\?\? question "(\d)\. (.+)"\n((?:\n|    .*(?:\n|\Z))+)', problems, re.MULTILINE)
     assert [number for number, _, _ in asked] == list("12345") and all(answer.strip() for *_, answer in asked)
@@ -230,7 +231,7 @@ def test_vendored_code_keeps_its_licence_and_reaches_for_nothing():
     assert not [font for font in re.findall(r"url\(([^)]+)\)", style) if not (vendor / "katex" / font).exists()]
 
 
-def test_the_course_page_has_each_lesson_once_in_five_parts_with_its_exercises(monkeypatch, jupytext):
+def test_the_course_page_has_each_lesson_once_in_five_parts_with_its_exercises(monkeypatch, read):
     monkeypatch.syspath_prepend(str(ROOT / "tools" / "site"))
     import course_list
 
@@ -240,5 +241,5 @@ def test_the_course_page_has_each_lesson_once_in_five_parts_with_its_exercises(m
     assert [number for number, *_ in rows] == [number_of(lesson) for lesson in LESSONS] == [ticked for *_, ticked in rows]
     assert text.count("\n## ") + 1 == 5 and sum(int(count) for *_, count, _ in rows) == len(EXERCISES)
     assert all(15 <= int(minutes) <= 90 for _, _, minutes, *_ in rows)
-    counted = [words_of(jupytext.read(lesson)) for lesson in LESSONS]
+    counted = [words_of(read(lesson)) for lesson in LESSONS]
     assert all(abs(int(words.replace(",", "")) - exact) <= 25 for (_, words, *_), exact in zip(rows, counted, strict=True))

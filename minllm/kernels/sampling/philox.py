@@ -27,13 +27,13 @@ LARGEST_UNIFORM = 1.0 - 2.0**-24  # the largest float32 below 1
 def philox_reference(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Philox-4x32-10 of uint32 counters [..., 4] under keys [..., 2] (broadcast): uint32 [..., 4]."""
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    multiplier_0, multiplier_1, weyl_0, weyl_1 = map(np.uint64, (MULTIPLIER_0, MULTIPLIER_1, WEYL_0, WEYL_1))
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
     k0, k1 = (key[..., i].astype(np.uint64) for i in range(2))
     for _ in range(ROUNDS):
-        product_0 = np.uint64(MULTIPLIER_0) * c0
-        product_1 = np.uint64(MULTIPLIER_1) * c2
+        product_0, product_1 = multiplier_0 * c0, multiplier_1 * c2
         c0, c1, c2, c3 = (product_1 >> half) ^ c1 ^ k0, product_1 & mask, (product_0 >> half) ^ c3 ^ k1, product_0 & mask
-        k0, k1 = (k0 + np.uint64(WEYL_0)) & mask, (k1 + np.uint64(WEYL_1)) & mask
+        k0, k1 = (k0 + weyl_0) & mask, (k1 + weyl_1) & mask
     return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1).astype(np.uint32)
 
 

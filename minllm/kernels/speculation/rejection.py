@@ -46,28 +46,32 @@ def reject_reference(
     before the run.
     """
     tokens, counts = chosen.copy(), np.zeros(len(slots), np.int32)
-    for first, length in runs_of(slots):
-        slot, seed = slots[first], sampling.seed[slots[first]]
+    runs, steps = runs_of(slots), sampling.step[slots].astype(np.int64)
+    for first, length in runs:
+        steps[first : first + length] += np.arange(length)
+    uniforms = acceptance_uniforms_reference(sampling.seed[slots], steps)
+    for first, length in runs:
+        slot = slots[first]
         counts[first] = length
         for i, draft in enumerate(computed[first + 1 : first + length]):
-            step, place = int(sampling.step[slot]) + i, first + i
+            place = first + i
             if chosen[place] < 0:
                 counts[first] = 1 + i
                 break
             with np.errstate(divide="ignore"):
-                if np.log(acceptance_uniform_reference(seed, step)) < p[place, draft] - q[slot, i, draft]:
+                if np.log(uniforms[place]) < p[place, draft] - q[slot, i, draft]:
                     tokens[place] = draft
                     continue
                 residual = np.log(np.maximum(np.exp(p[place]) - np.exp(q[slot, i]), np.float32(0)))
             if np.isfinite(residual.max()):  # otherwise p = q except for rounding, and the draw from p is kept
-                tokens[place] = np.argmax(residual + residual_noise(seed, step, len(residual)))
+                tokens[place] = np.argmax(residual + residual_noise(sampling.seed[slot], steps[place], len(residual)))
             counts[first] = 1 + i
             break
     return tokens, counts
 
 
 def random_words(seed: np.ndarray, quads: np.ndarray, step: int | np.ndarray, stream: int) -> np.ndarray:
-    """Random words for the counters (quad, step, stream, 0): uint32 [len(quads), 4]; step: of each quad, or of all."""
+    """Random words for the counters (quad, step, stream, 0): uint32 [len(quads), 4]; seed, step: of each quad, or of all."""
     counter = np.zeros((len(quads), 4), np.uint32)
     counter[:, 0], counter[:, 1], counter[:, 2] = quads, step, stream
     return philox_reference(counter, np.asarray(seed, np.uint32))
@@ -79,9 +83,9 @@ def uniform_of(words: np.ndarray) -> np.ndarray:
     return np.minimum(uniform, np.float32(LARGEST_UNIFORM))
 
 
-def acceptance_uniform_reference(seed: np.ndarray, step: int) -> np.float32:
-    """The uniform number, from 0 to 1, that decides whether the draft of this step is accepted; seed uint32 [2]."""
-    return uniform_of(random_words(seed, np.arange(1), step, ACCEPTANCE))[0, 0]
+def acceptance_uniforms_reference(seeds: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The uniform numbers, from 0 to 1, that decide whether the drafts of these steps are accepted; seeds uint32 [n, 2], steps [n]."""
+    return uniform_of(random_words(seeds, np.zeros_like(steps), steps, ACCEPTANCE))[:, 0]
 
 
 def residual_noise(seed: np.ndarray, step: int, vocab: int) -> np.ndarray:
