@@ -88,7 +88,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
     by_tma, lanes = shape.tensor_copies, lanes_of(kv_format, heads_here)
     threads = 32 * (shape.warps + by_tma)  # includes the producer warp
     loaded_count, fragment_count = arithmetic_of(kv_format).query_counts(kv_format, heads_here)
-    load_early = loaded_count <= 16 and threads * shape.blocks <= 256  # whether the registers have room for the queries of two heads
+    load_early = loaded_count <= 16 and threads * shape.blocks <= 384  # whether the registers have room for the queries of two heads
     head_count, group_count, out_count = lanes.heads, kv_format.groups * lanes.heads, kv_format.head_dim // 4 * lanes.columns
     zero_count = 4 * lanes.zero_tiles * lanes.columns
     walk = make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_window, load_early)
