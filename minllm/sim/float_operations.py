@@ -5,6 +5,7 @@ like float32, and each addition, subtraction, multiplication and division counts
 (exp, 1 / sqrt(x), ex2, ...) as one. Comparisons, minima, maxima, signs, conversions and integer arithmetic do not count.
 """
 
+import functools
 import operator
 import types as python_types
 from collections import Counter
@@ -126,12 +127,11 @@ class CountedCuda(SimulatedCuda):
     fma = staticmethod(counted_function(lambda *operands: CUDA.fma(*(+one if type(one) is CountedFloat32 else one for one in operands)), 2))
 
 
-REPLACED = {
-    id(CUDA): CountedCuda(),
-    id(MATH): CountedModule(MATH, counted_math),
-    id(LIBDEVICE): CountedModule(LIBDEVICE, counted_math),
-    id(fma_of(np.float32)): counted_fma,
-}
+@functools.cache
+def replaced():
+    """{id of what a kernel refers to: what counts in its place}, made for the first trace, because the fma of float32 is compiled."""
+    modules = {id(module): CountedModule(module, counted_math) for module in (MATH, LIBDEVICE)}
+    return {id(CUDA): CountedCuda(), **modules, id(fma_of(np.float32)): counted_fma}
 
 
 def count_in(function, done):
@@ -147,8 +147,8 @@ def count_in(function, done):
 
 def replacement(value, done):
     """The object that a counted kernel uses instead of `value`."""
-    if id(value) in REPLACED:
-        return REPLACED[id(value)]
+    if id(value) in replaced():
+        return replaced()[id(value)]
     if isinstance(value, SimulatedModule):
         return CountedModule(value, lambda name, found: replacement(found, done))
     if value is np.float32:
