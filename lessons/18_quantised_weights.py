@@ -326,7 +326,7 @@ show_source(
     folded="The engine's kernel",
     notes={
         "load_words(codes": "16 bytes per lane, 32 codes of one group: 16 times the bytes in flight.",
-        "unpack_nibbles(words": "The trick with 128, eight codes per word.",
+        "unpack_int4(words": "The trick with 128, eight codes per word.",
         "scale * part[i]": "The scale leaves the inner sum: one product per group, not per weight.",
     },
 )

@@ -4,8 +4,9 @@ from minllm.catalogue.launch import WIDE, Launch, MachineCode, Moved, describes,
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
 from minllm.kernels.encoding.int4 import encode_int4
 from minllm.kernels.encoding.nf4 import encode_nf4_blocks
+from minllm.kernels.quantization.groups import NF4_BLOCK
+from minllm.kernels.quantization.nf4 import NF4_CODES, quantize_blocks
 from minllm.weights.formats import int4_format
-from minllm.weights.nf4 import BLOCK, NF4_CODES, quantize_blocks
 
 GROUPS = (32, 64, 128)
 # A row within one block of threads, and one that ends within a second; an output that is alone, and more than a few.
@@ -15,7 +16,7 @@ SMALL = ((3, 128), (1, 1152), (5, 256))
 def matrix(noise, outputs, inputs, dtype):
     """Numbers of the size of weights, with a group of zeros and a group of equal numbers."""
     found = noise.array((outputs, inputs), dtype, 0.02)
-    found[0, :BLOCK], found[-1, -BLOCK:] = 0, 0.5
+    found[0, :NF4_BLOCK], found[-1, -NF4_BLOCK:] = 0, 0.5
     return found
 
 
@@ -50,7 +51,7 @@ def nf4(outputs, inputs, dtype):
         arrays=lambda noise: dict(matrix=matrix(noise, outputs, inputs, dtype)),
         call=lambda ops, matrix: dict(zip(("codes", "absmax"), encode_nf4_blocks(matrix, NF4_CODES, ops.empty, ops.stream), strict=True)),
         reference=lambda matrix: dict(zip(("codes", "absmax"), quantize_blocks(matrix), strict=True)),
-        moved=Moved(dict(matrix=numbers * dtype.itemsize, codes=numbers // 2, absmax=4 * numbers // BLOCK)),
+        moved=Moved(dict(matrix=numbers * dtype.itemsize, codes=numbers // 2, absmax=4 * numbers // NF4_BLOCK)),
         exact=True,
     )
 

@@ -5,9 +5,9 @@ import numpy as np
 from minllm.catalogue.launch import FP8_TARGETS, TARGETS
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.normalization.row import HELD, HELD_IN_SHORT_BLOCK, LONG_BLOCK, SHORT_BLOCK, THREADS
+from minllm.kernels.quantization.fp8 import quantize_fp8
+from minllm.kernels.quantization.int8 import quantize_int8
 from minllm.kernels.vector import VECTOR_BYTES, vector_access
-from minllm.weights.fp8 import quantize_fp8
-from minllm.weights.int8 import quantize_int8
 
 FLOAT32, FLOAT16, BFLOAT16 = FLOAT_DTYPES
 DTYPES = (BFLOAT16, FLOAT32, FLOAT16)

@@ -9,11 +9,10 @@ from fractions import Fraction
 
 from minllm.errors import InvalidOptionError
 from minllm.kernels.quantization.formats import ALIASES, CHUNK_BITS, CODE_BITS, KV_FORMATS, PAIR_BYTES, default_window, kv_format
-from minllm.kernels.quantization.groups import INT4_GROUP, TOKEN_GROUP
+from minllm.kernels.quantization.groups import FP8_BLOCK, INT4_GROUP, NESTED_BLOCK, TOKEN_GROUP
 from minllm.machine.hardware import Gpu
 from minllm.weights.formats import SIXTEEN_BITS, WEIGHT_FORMATS
-from minllm.weights.fp8_block import BLOCK
-from minllm.weights.nf4 import NESTED_BLOCK, TABLE_BYTES
+from minllm.weights.quantized import TABLE_BYTES
 
 PLAIN_ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 WEIGHT_ALIASES = {**PLAIN_ALIASES, "float8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}  # a plan counts both 8-bit floats in the same way
@@ -98,7 +97,7 @@ def weight_format_tables() -> dict[str, dict]:
     names = ("matrix_itemsize", "itemsize", "rates", "row_bytes", "group_size", "group_bytes")
     tables = {name: {field: getattr(one, field) for field in names} for name, one in WEIGHT_FORMATS.items()}
     tables["nf4"] |= dict(nested_size=NESTED_BLOCK, table_bytes=TABLE_BYTES)
-    tables["fp8_block"] |= dict(block_size=BLOCK)
+    tables["fp8_block"] |= dict(block_size=FP8_BLOCK)
     return tables
 
 

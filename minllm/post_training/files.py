@@ -17,6 +17,9 @@ import ml_dtypes
 import numpy as np
 
 from minllm.errors import InvalidOptionError
+from minllm.kernels.quantization.fp8 import E4M3
+from minllm.kernels.quantization.groups import NESTED_BLOCK, NF4_BLOCK
+from minllm.kernels.quantization.nf4 import NF4_CODES, double_quantize, dynamic_map, pack_pairs
 from minllm.models.checkpoint import INDEX_FILE
 from minllm.models.json_files import read_json
 from minllm.models.named_templates import TEMPLATE_FOLDER
@@ -24,8 +27,6 @@ from minllm.models.quantized.bitsandbytes import STATE
 from minllm.models.quantized.words import pack_words
 from minllm.models.safetensors_file import CODE_DTYPES, NUMPY_DTYPES
 from minllm.post_training.rounding import Rounded
-from minllm.weights.fp8 import E4M3
-from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, NF4_CODES, double_quantize, dynamic_map, pack_pairs
 
 LEFT_OUT = ("config.json", INDEX_FILE, "adapter_config.json")  # files of a source that are written anew, or do not apply to the copy
 TOKEN_BY_TOKEN = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "token"}
@@ -60,7 +61,7 @@ def nf4_tensors(rounded: Rounded) -> dict[str, np.ndarray]:
     """The tensors of a module in bitsandbytes' NF4 layout with double quantisation, by suffix."""
     absmax, nested, offset = double_quantize(rounded.scales)
     state = {
-        "quant_type": "nf4", "blocksize": BLOCK, "dtype": "bfloat16", "shape": list(rounded.codes.shape),
+        "quant_type": "nf4", "blocksize": NF4_BLOCK, "dtype": "bfloat16", "shape": list(rounded.codes.shape),
         "nested_blocksize": NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": float(offset),
     }  # fmt: skip
     return {

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minllm.weights.fp8 import E4M3, LARGEST
-from minllm.weights.fp8_block import to_codes
-from minllm.weights.nf4 import NF4_CODES, nearest
+from minllm.kernels.quantization.fp8 import E4M3, LARGEST
+from minllm.kernels.quantization.fp8_block import to_codes
+from minllm.kernels.quantization.nf4 import NF4_CODES, nearest
 
 SHARES = np.linspace(1, 0.6, 17)  # shares of the largest magnitude that a scale covers
 
@@ -99,7 +99,7 @@ def int4_grid(group: np.ndarray, has_zeros: bool, clip: bool) -> IntegerGrid:
 
 
 def nf4_grid(block: np.ndarray, clip: bool) -> Nf4Grid:
-    """The NF4 grid of one block of inputs [N, 64]; as in weights/nf4.py, absmax is not rounded here."""
+    """The NF4 grid of one block of inputs [N, 64]; as in quantization/nf4.py, absmax is not rounded here."""
     absmax = np.abs(block).max(axis=1)
     return least_error(block, lambda share: Nf4Grid(absmax * share), clip)
 
@@ -119,7 +119,7 @@ def least_error(group: np.ndarray, covering: Callable[[np.float32], Any], clip: 
 
 
 def covering_int4_grid(group: np.ndarray, has_zeros: bool, share: np.float32) -> IntegerGrid:
-    """The int4 grid over a share of the group's range; scales are rounded to float16, as in weights/int4.py."""
+    """The int4 grid over a share of the group's range; scales are rounded to float16, as in quantization/int4.py."""
     if not has_zeros:
         scales = (np.abs(group).max(axis=1) * (share / np.float32(7))).astype(np.float16)
         return IntegerGrid(scales, np.full(len(group), 8, np.float32), 0, 15)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from minllm.errors import InvalidOptionError, UnsupportedModelError
+from minllm.kernels.quantization.groups import NF4_BLOCK
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.layout import Layer, Layout, layout_of, leaves
 from minllm.models.model import make_rope_tables
@@ -34,7 +35,6 @@ from minllm.post_training.migration import STRENGTH, STRENGTH_BEFORE_GPTQ, awq_s
 from minllm.post_training.rounding import Rounded, round_matrix
 from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.linear import Linear
-from minllm.weights.nf4 import BLOCK
 from minllm.weights.stored import StoredLinear, StoredTensor
 
 METHODS = ("round", "clip", "smoothquant", "awq", "gptq", "smoothquant+gptq", "awq+gptq")
@@ -66,7 +66,7 @@ def scheme_of(name: str, clip: bool) -> Scheme:
         config = files.compressed_tensors("float-quantized", weights, files.IN_GROUPS | {"type": "float"})
         return Scheme(128, grids.fp8_block_grid, files.fp8_block_tensors, config)
     if name == "nf4":
-        return Scheme(BLOCK, partial(grids.nf4_grid, clip=clip), files.nf4_tensors, files.BITSANDBYTES_NF4)
+        return Scheme(NF4_BLOCK, partial(grids.nf4_grid, clip=clip), files.nf4_tensors, files.BITSANDBYTES_NF4)
     if found is None or not name.startswith("int4"):
         known = ", ".join(one for one in WEIGHT_FORMATS if one.startswith(("int", "fp8", "nf4")))
         raise InvalidOptionError(f"format {name!r} cannot be written: take one of {known}.")

@@ -11,14 +11,11 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
+from minllm.kernels.quantization.groups import NF4_BLOCK
 from minllm.weights.format import WeightFormat
-from minllm.weights.fp8 import Fp8Format
-from minllm.weights.fp8_block import Fp8BlockFormat
-from minllm.weights.int4 import Int4Format
-from minllm.weights.int8 import Int8Format
 from minllm.weights.linear import Linear
-from minllm.weights.nf4 import BLOCK, Nf4Format
 from minllm.weights.plain import PlainFormat
+from minllm.weights.quantized import Fp8BlockFormat, Fp8Format, Int4Format, Int8Format, Nf4Format
 
 SIXTEEN_BITS = ("bf16_tflops", "fp16_tflops")
 FP8_SINCE = (8, 9)  # the first compute capability that converts to and from fp8
@@ -42,7 +39,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     "int4_zeros": int4_format("int4_zeros", 32, has_zeros=True),
     "int4_g64_zeros": int4_format("int4_g64_zeros", 64, has_zeros=True),
     "int4_g128_zeros": int4_format("int4_g128_zeros", 128, has_zeros=True),
-    "nf4": Nf4Format("nf4", 0.5, SIXTEEN_BITS, row_bytes=8, group_size=BLOCK, group_bytes=1),
+    "nf4": Nf4Format("nf4", 0.5, SIXTEEN_BITS, row_bytes=8, group_size=NF4_BLOCK, group_bytes=1),
 }
 
 

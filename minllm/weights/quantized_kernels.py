@@ -7,8 +7,8 @@ fp8_block  a GEMV for one row; on Hopper a wgmma GEMM over the codes for more; e
 others     on Hopper the mixed-input GEMM beyond that; elsewhere a GEMV for up to 8 rows, then the widened matrix
 """
 
-import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,27 +16,21 @@ import numpy as np
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.arguments import rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
-from minllm.kernels.matmul.quantized import (
-    fp8,
-    fp8_block,
-    fp8_block_wgmma,
-    int4,
-    int8,
-    int8_groups,
-    nf4,
-    tensor_core,
-)
+from minllm.kernels.matmul.quantized import fp8, fp8_block, fp8_block_wgmma, int4, int8, int8_groups, nf4, tensor_core
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
-from minllm.kernels.matmul.quantized.int4_codes import LONG_GROUP
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
-from minllm.kernels.matmul.quantized.mixed_input.int4 import gated_int4_gemm, int4_gemm
-from minllm.kernels.matmul.quantized.mixed_input.int8 import gated_int8_group_gemm, int8_group_gemm
-from minllm.kernels.matmul.quantized.mixed_input.nf4 import gated_nf4_gemm, nf4_gemm
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows, quantize_rows
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
+from minllm.kernels.quantization.decoder import INPUTS, Format
+from minllm.kernels.quantization.fp8 import FP8
+from minllm.kernels.quantization.fp8_block import FP8_BLOCKS
+from minllm.kernels.quantization.int4 import INT4
+from minllm.kernels.quantization.int8 import INT8
+from minllm.kernels.quantization.int8_groups import INT8_GROUPS
+from minllm.kernels.quantization.nf4 import NF4
 from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.format import LinearKernels
@@ -44,7 +38,7 @@ from minllm.weights.format import LinearKernels
 GEMV, WIDENED, FLAT, WGMMA = "gemv", "widened", "flat", "wgmma"
 TENSOR_CORE_GEMV, BATCHED_GEMV = "tensor_core_gemv", "batched_gemv"
 FEWEST_ROWS_OF_TILES = 2  # fewest rows of x for which tiles are decoded for tensor cores, if the batched GEMV is not chosen
-MOST_ROWS_OF_SHORT_GROUPS = 8  # most rows of x for the batched GEMV with groups of fewer inputs than LONG_GROUP
+MOST_ROWS_OF_SHORT_GROUPS = 8  # most rows of x for the batched GEMV with groups of fewer inputs than a step
 MOST_ROWS_OF_FLAT_CODES = 64  # most rows of x for the flat GEMM over codes; at 256 wgmma is faster for every weight
 
 
@@ -53,10 +47,10 @@ def on_hopper(array: Array) -> bool:
     return not isinstance(array, np.ndarray) and current_device().compute_capability == HOPPER
 
 
-def suits_tensor_cores(one_row: tensor_core_gemv.Format, x: Array, weight: Any) -> bool:
+def suits_tensor_cores(found: Format, x: Array, weight: Any) -> bool:
     """Whether the GEMV on tensor cores is the fastest, which quantises x itself; other kernels run faster in the simulator."""
     in_simulator = isinstance(weight.codes, np.ndarray)
-    return not in_simulator and not isinstance(x, QuantizedRows) and tensor_core_gemv.fits(one_row, x, weight)
+    return not in_simulator and not isinstance(x, QuantizedRows) and tensor_core_gemv.fits(found, x, weight)
 
 
 def choose_anywhere(x: Array, weight: Any) -> str:
@@ -64,22 +58,22 @@ def choose_anywhere(x: Array, weight: Any) -> str:
     return GEMV if x.shape[0] <= MOST_ROWS_OF_GEMV and weight.codes.shape[1] % 16 == 0 else WIDENED
 
 
-def choose_w8a8(one_row: tensor_core_gemv.Format, x: Array, weight: Any) -> str:
+def choose_w8a8(found: Format, x: Array, weight: Any) -> str:
     """The variant of int8 or fp8; on Hopper the GEMMs over codes were faster on an H200 from one row on."""
-    if suits_tensor_cores(one_row, x, weight):
+    if suits_tensor_cores(found, x, weight):
         return TENSOR_CORE_GEMV
     if on_hopper(weight.codes) and rows_begin_on(16, weight.codes):
         return FLAT if x.shape[0] <= MOST_ROWS_OF_FLAT_CODES else WGMMA
     return choose_anywhere(x, weight)
 
 
-def choose_four_bits(one_row: tensor_core_gemv.Format, few_rows: batched_gemv.Format, x: Array, weight: Any) -> str:
+def choose_four_bits(found: Format, x: Array, weight: Any) -> str:
     """The variant of int4 or NF4; on Hopper the batched GEMV, which splits K over a cluster, or the mixed-input GEMM."""
-    if suits_tensor_cores(one_row, x, weight):
+    if suits_tensor_cores(found, x, weight):
         return TENSOR_CORE_GEMV
-    has_long_groups = x.shape[1] // gemm.scale_arrays(weight)[0].shape[0] >= LONG_GROUP
+    has_long_groups = x.shape[1] // gemm.scale_arrays(weight)[0].shape[0] >= INPUTS
     few = x.shape[0] <= (batched_gemv.MOST_ROWS if has_long_groups else MOST_ROWS_OF_SHORT_GROUPS)
-    if few and on_hopper(weight.codes) and batched_gemv.fits(few_rows, x, weight):
+    if few and on_hopper(weight.codes) and batched_gemv.fits(found, x, weight):
         return BATCHED_GEMV
     return choose_mixed_input(x, weight)
 
@@ -95,102 +89,100 @@ def choose_fp8_block(x: Array, weight: Any) -> str:
     return WGMMA if x.shape[0] > 1 and on_hopper(weight.codes) and fp8_block_wgmma.fits(weight) else choose_anywhere(x, weight)
 
 
-def make_gated(launchers: Mapping[str, Callable], fits_wgmma: Callable[[Any, Any], bool], any_dtype: bool = False) -> Callable:
-    """LinearKernels.gated by the launchers that fuse silu(gate) * up. any_dtype: wgmma's takes outputs of float32, too."""
-
-    def gated(variant: str, x: Array, weight: Any, out_dtype: np.dtype) -> Callable | None:
-        if variant in (TENSOR_CORE_GEMV, BATCHED_GEMV):
-            fits = out_dtype == x.dtype
-        else:
-            fits = (any_dtype or out_dtype in HALF_DTYPES) and (variant != WGMMA or fits_wgmma(x, weight))
-        return launchers.get(variant) if fits else None
-
-    return gated
+def gated_w8a8(launchers: Mapping[str, Callable], variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Callable | None:
+    """LinearKernels.gated of int8 or fp8."""
+    fits = out_dtype == x.dtype if variant == TENSOR_CORE_GEMV else out_dtype in HALF_DTYPES
+    return launchers.get(variant) if fits else None
 
 
-def fits_normed(one_row: tensor_core_gemv.Format, x: Array, weight: Any) -> bool:
+def gated_mixed_input(launchers: Mapping[str, Callable], variant: str, x: Array, weight: Any, out_dtype: np.dtype) -> Callable | None:
+    """LinearKernels.gated of int4, NF4 and int8 in groups."""
+    fits = gemm.fits(x, weight, True) if variant == WGMMA else out_dtype == x.dtype
+    return launchers.get(variant) if fits else None
+
+
+def gated_fp8_block(variant: str, x: Any, weight: Any, out_dtype: np.dtype) -> Callable | None:
+    """LinearKernels.gated of fp8 in blocks."""
+    fits = variant == WGMMA and out_dtype in HALF_DTYPES and fp8_block_wgmma.fits(weight)
+    return fp8_block_wgmma.gated_fp8_block_wgmma if fits else None
+
+
+def fits_normed(found: Format, x: Array, weight: Any) -> bool:
     """Whether the GEMV fused with the norm before it supports these arrays.
 
     x * norm is rounded before the division by the root mean square. Large activations would overflow float16, but not codes.
     """
-    return tensor_core_gemv.fits(one_row, x, weight) and (one_row.multiplies_codes or x.dtype != np.float16)
+    return tensor_core_gemv.fits(found, x, weight) and (found.codes is not None or x.dtype != np.float16)
 
 
-def of_one_row(one_row: tensor_core_gemv.Format) -> dict[str, Any]:
+def of_one_row(found: Format) -> dict[str, Any]:
     """The fields of LinearKernels for one row of x: the GEMV on tensor cores with its fusions."""
     return dict(
-        fits_normed=functools.partial(fits_normed, one_row),
-        normed_linear=tensor_core_gemv.make_gemv(one_row),
-        normed_gated=tensor_core_gemv.make_gated_gemv(one_row),
-        normed_qkv=tensor_core_gemv.make_qkv_gemv(one_row),
+        fits_normed=partial(fits_normed, found),
+        normed_linear=tensor_core_gemv.make_gemv(found),
+        normed_gated=tensor_core_gemv.make_gated_gemv(found),
+        normed_qkv=tensor_core_gemv.make_qkv_gemv(found),
     )
 
 
-def w8a8(code: str, dtype: str, gemv: Callable, widen: Callable, one_row: tensor_core_gemv.Format) -> LinearKernels:
-    """The kernels of int8 or fp8. code: the format's name; dtype: that of the codes on tensor cores."""
-    quantise, of_codes, fused = functools.partial(quantize_rows, code=code), (GEMV, FLAT, WGMMA), of_one_row(one_row)
-    runs = {FLAT: tensor_core.run_flat, WGMMA: tensor_core.run_wgmma}
-    products = {variant: tensor_core.make_gemm(run, dtype) for variant, run in runs.items()}
-    gated = {variant: tensor_core.make_gated_gemm(run, dtype) for variant, run in runs.items()}
+def w8a8(found: Format, gemv: Callable, widen: Callable) -> LinearKernels:
+    """The kernels of int8 or fp8."""
+    code, of_codes, fused = found.name, (GEMV, FLAT, WGMMA), of_one_row(found)
+    quantize, runs = partial(quantize_rows, code=code), {FLAT: tensor_core.run_flat, WGMMA: tensor_core.run_wgmma}
+    gated = {variant: tensor_core.make_gated_gemm(run, found) for variant, run in runs.items()}
+    products = {variant: tensor_core.make_gemm(run, found) for variant, run in runs.items()}
     return LinearKernels(
         variants={GEMV: gemv, WIDENED: make_widened(widen), **products, TENSOR_CORE_GEMV: fused["normed_linear"]},
-        choose=functools.partial(choose_w8a8, one_row),
+        choose=partial(choose_w8a8, found),
         most_rows={GEMV: MOST_ROWS_OF_GEMV, FLAT: MOST_ROWS_OF_FLAT, TENSOR_CORE_GEMV: 1},
-        activations={WIDENED: functools.partial(quantise, as_numbers=True)} | dict.fromkeys(of_codes, quantise),
-        normed_activations=dict.fromkeys(of_codes, functools.partial(rms_norm_quantized, code=code)),
-        gated_activations=dict.fromkeys(of_codes, functools.partial(silu_and_multiply_quantized, code=code)),
+        activations={WIDENED: partial(quantize, as_numbers=True)} | dict.fromkeys(of_codes, quantize),
+        normed_activations=dict.fromkeys(of_codes, partial(rms_norm_quantized, code=code)),
+        gated_activations=dict.fromkeys(of_codes, partial(silu_and_multiply_quantized, code=code)),
         workspaces={WIDENED: widened_matrix_and_sums},
-        gated=make_gated(gated | {TENSOR_CORE_GEMV: fused["normed_gated"]}, lambda x, weight: True),
+        gated=partial(gated_w8a8, gated | {TENSOR_CORE_GEMV: fused["normed_gated"]}),
         **fused,
     )
 
 
-def four_bits(
-    gemv: Callable, dequantize: Callable, tiles: Any, gated_tiles: Any, one_row: tensor_core_gemv.Format, few_rows: batched_gemv.Format
-) -> LinearKernels:
-    """The kernels of int4 or NF4. tiles, gated_tiles: the mixed-input GEMM, without and with silu(gate) * up."""
-    fused, batched, gated_batched = of_one_row(one_row), batched_gemv.make_gemv(few_rows), batched_gemv.make_gated_gemv(few_rows)
-    gated = {WGMMA: gated_tiles, TENSOR_CORE_GEMV: fused["normed_gated"], BATCHED_GEMV: gated_batched}
-    several = {WIDENED: make_dequantized(dequantize), WGMMA: tiles, BATCHED_GEMV: batched}
+def four_bits(found: Format, gemv: Callable, dequantize: Callable) -> LinearKernels:
+    """The kernels of int4 or NF4."""
+    fused, tiles = of_one_row(found), gemm.make_gemm(found)
+    several = {WIDENED: make_dequantized(dequantize), WGMMA: tiles, BATCHED_GEMV: batched_gemv.make_gemv(found)}
+    gated = {WGMMA: gemm.make_gated_gemm(found), BATCHED_GEMV: batched_gemv.make_gated_gemv(found), TENSOR_CORE_GEMV: fused["normed_gated"]}
     return LinearKernels(
         variants={GEMV: gemv, **several, TENSOR_CORE_GEMV: fused["normed_linear"]},
-        choose=functools.partial(choose_four_bits, one_row, few_rows),
+        choose=partial(choose_four_bits, found),
         most_rows={GEMV: MOST_ROWS_OF_GEMV, BATCHED_GEMV: batched_gemv.MOST_ROWS, TENSOR_CORE_GEMV: 1},
         workspaces={WIDENED: widened_matrix},
-        gated=make_gated(gated, fits_gated_tiles, any_dtype=True),
+        gated=partial(gated_mixed_input, gated),
         **fused,
     )
 
 
-def fits_gated_tiles(x: Array, weight: Any) -> bool:
-    """Whether the mixed-input GEMM fused with silu(gate) * up supports these arrays."""
-    return gemm.fits(x, weight, True)
-
-
-INT8 = w8a8("int8", "int8", int8.int8_gemv, int8.widen_int8, tensor_core_gemv.INT8)
-FP8 = w8a8("fp8", "float8_e4m3fn", fp8.fp8_gemv, fp8.widen_fp8, tensor_core_gemv.FP8)
-INT4 = four_bits(int4.int4_gemv, int4.dequantize_int4, int4_gemm, gated_int4_gemm, tensor_core_gemv.INT4, batched_gemv.INT4)
-NF4 = four_bits(nf4.nf4_gemv, nf4.dequantize_nf4, nf4_gemm, gated_nf4_gemm, tensor_core_gemv.NF4, batched_gemv.NF4)
-INT8_GROUPS = LinearKernels(
-    variants={GEMV: int8_groups.int8_group_gemv, WIDENED: make_dequantized(int8_groups.dequantize_int8_groups), WGMMA: int8_group_gemm},
+OF_INT8_GROUPS = LinearKernels(
+    variants={
+        GEMV: int8_groups.int8_group_gemv, WIDENED: make_dequantized(int8_groups.dequantize_int8_groups), WGMMA: gemm.make_gemm(INT8_GROUPS)
+    },
     choose=choose_mixed_input,
     most_rows={GEMV: MOST_ROWS_OF_GEMV},
     workspaces={WIDENED: widened_matrix},
-    gated=make_gated({WGMMA: gated_int8_group_gemm}, fits_gated_tiles, any_dtype=True),
-)
-FP8_BLOCK = LinearKernels(
+    gated=partial(gated_mixed_input, {WGMMA: gemm.make_gated_gemm(INT8_GROUPS)}),
+)  # fmt: skip
+OF_FP8_BLOCK = LinearKernels(
     variants={
-        GEMV: fp8_block.fp8_block_gemv,
-        WIDENED: make_dequantized(fp8_block.dequantize_fp8_block),
-        WGMMA: fp8_block_wgmma.fp8_block_wgmma,
+        GEMV: fp8_block.fp8_block_gemv, WIDENED: make_dequantized(fp8_block.dequantize_fp8_block), WGMMA: fp8_block_wgmma.fp8_block_wgmma
     },
     choose=choose_fp8_block,
     most_rows={GEMV: MOST_ROWS_OF_GEMV},
-    activations={
-        GEMV: quantize_row_groups,
-        WIDENED: functools.partial(quantize_row_groups, as_numbers=True),
-        WGMMA: quantize_row_groups,
-    },
+    activations={WIDENED: partial(quantize_row_groups, as_numbers=True)} | dict.fromkeys((GEMV, WGMMA), quantize_row_groups),
     workspaces={WIDENED: widened_matrix},
-    gated=make_gated({WGMMA: fp8_block_wgmma.gated_fp8_block_wgmma}, lambda x, weight: fp8_block_wgmma.fits(weight)),
-)
+    gated=gated_fp8_block,
+)  # fmt: skip
+KERNELS = {  # by a Format's name
+    INT8.name: w8a8(INT8, int8.int8_gemv, int8.widen_int8),
+    FP8.name: w8a8(FP8, fp8.fp8_gemv, fp8.widen_fp8),
+    FP8_BLOCKS.name: OF_FP8_BLOCK,
+    INT8_GROUPS.name: OF_INT8_GROUPS,
+    INT4.name: four_bits(INT4, int4.int4_gemv, int4.dequantize_int4),
+    NF4.name: four_bits(NF4, nf4.nf4_gemv, nf4.dequantize_nf4),
+}

@@ -33,7 +33,7 @@ from minllm.errors import DeviceError, InvalidOptionError
 from minllm.kernels.attention import VARIANTS as ATTENTION
 from minllm.kernels.matmul import VARIANTS as MATMUL
 from minllm.ops.cuda_ops import CudaOps
-from minllm.weights.quantized_kernels import INT4, INT8, NF4
+from minllm.weights.quantized_kernels import KERNELS
 from tests.bench.tiny_cases import TINY_CASES, name_of
 
 pytestmark = pytest.mark.results_only
@@ -68,7 +68,7 @@ LAUNCHERS = {
         "combine_norm",
         *(f"{name}{form}" for form in ("", "_int4", "_fp8") for name in ("gate_up_gemv", "down_gemv", "grouped_gate_up", "grouped_down")),
     },
-    "quantised": {"chosen", "int4_naive", *INT8.variants, *INT4.variants, *NF4.variants},
+    "quantised": {"chosen", "int4_naive", *(name for found in KERNELS.values() for name in found.variants)},
 }
 GEMM = next(case for case in TINY_CASES if case.peers == ("cuBLAS",))
 CEILINGS = {"copy_tb_s": 4.0, "bf16_tflops": 800.0}

@@ -3,10 +3,11 @@
 import ml_dtypes
 import numpy as np
 
+from minllm.kernels.quantization.groups import NF4_BLOCK
+from minllm.kernels.quantization.nf4 import NF4_CODES, quantize_blocks, unpack_pairs
 from minllm.kernels.quantization.reference import unpack_nibbles
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS, int4_format
-from minllm.weights.nf4 import BLOCK, NF4_CODES, quantize_blocks, unpack_pairs
 from tests.javascript.modules import needs_javascript, run
 
 GROUPS = (8, 16, 32, 64)
@@ -25,7 +26,7 @@ def matrices():
 def cases():
     """Every format over every matrix; grouped ones with every size of groups."""
     grouped = [(name, group) for name in ("int4", "int4_zeros") for group in GROUPS]
-    formats = [("int8", 32), ("fp8", 32), ("nf4", BLOCK), *grouped]
+    formats = [("int8", 32), ("fp8", 32), ("nf4", NF4_BLOCK), *grouped]
     return [(matrix, name, group) for matrix in matrices() for name, group in formats]
 
 
@@ -40,7 +41,7 @@ def coded(matrix, name, group):
     if name == "nf4":
         packed, absmax = quantize_blocks(matrix)
         codes = unpack_pairs(packed)
-        back = (NF4_CODES[codes].reshape(len(matrix), -1, BLOCK) * absmax[..., None]).reshape(matrix.shape)
+        back = (NF4_CODES[codes].reshape(len(matrix), -1, NF4_BLOCK) * absmax[..., None]).reshape(matrix.shape)
         return codes, back, packed.nbytes + absmax.nbytes
     weight = found.encode(matrix)
     if name == "fp8":

@@ -18,6 +18,9 @@ from minllm.cli import app as cli
 from minllm.engine.build import weights
 from minllm.engine.options import EngineOptions
 from minllm.errors import CheckpointError, InvalidOptionError
+from minllm.kernels.quantization.fp8_block import quantize_row_groups
+from minllm.kernels.quantization.groups import NESTED_BLOCK
+from minllm.kernels.quantization.nf4 import NF4_CODES, Nf4Weight, dynamic_map
 from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.config_reader import read_model_config
 from minllm.models.layout import layout_of
@@ -28,8 +31,6 @@ from minllm.ops.dry_run_ops import DryRunOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.runtime.dry_run import dry_run
 from minllm.weights.formats import WEIGHT_FORMATS, quantizations
-from minllm.weights.fp8_block import quantize_row_groups
-from minllm.weights.nf4 import NESTED_BLOCK, NF4_CODES, Nf4Weight, dynamic_map
 from minllm.weights.pieces import PIECE_NUMBERS
 from tests.engine.models import model_directory
 from tests.ops.small_models import CONFIGS, small_config

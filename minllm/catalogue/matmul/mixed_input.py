@@ -3,14 +3,11 @@
 import itertools
 
 from minllm.catalogue.launch import HOPPER, MachineCode
-from minllm.catalogue.matmul.quantized import family, quantized_product
+from minllm.catalogue.matmul.quantized import FORMATS, family, quantized_product
 from minllm.catalogue.noise import WithoutContents
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.matmul.arguments import HALF_DTYPES
-from minllm.kernels.matmul.quantized.mixed_input import int4, int8, nf4
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling, choose_tiling
-
-DECODERS = {"int4": int4, "nf4": nf4, "int8_groups": int8}
 
 
 def product(form, m, n, k, dtype, gated, tiling=None):
@@ -34,8 +31,9 @@ def compiled():
     for dtype, (form, m, n, gated) in itertools.product(HALF_DTYPES, CHOSEN):
         launch, kind = quantized_product("wgmma", form, m, n, 4096, dtype, gated=gated), form.partition("/")[2] or "32"
         arrays, code = launch.arrays(WithoutContents()), family(form).removesuffix("_groups")
-        decoder, _ = DECODERS[family(form)].decoder_of(arrays["x"], arrays["weight"])
-        tiling = choose_tiling(m, n, 4096, gated, decoder.row_bytes, decoder.table_bytes)
+        codec = FORMATS[form].codec
+        decoder = codec.tiles(dtype.name, *codec.kind(arrays["weight"], 4096))
+        tiling = choose_tiling(m, n, 4096, gated, decoder.row_bytes, decoder.table.bytes)
         contains = ("HGMMA.64x*", "UTMALDG.2D*", "LDS" if code == "int8" else "LDS.128", *(("UTMASTG.2D*",) if tiling.batches else ()))
         name = f"matmul/mixed_input_{code}/{'gated/' if gated else ''}{tiling.rows}x{tiling.tokens}/{kind}/{dtype}"
         yield MachineCode(name, launch, tiling.blocks, contains, targets=HOPPER)

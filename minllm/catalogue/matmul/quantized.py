@@ -24,16 +24,16 @@ from minllm.kernels.matmul.quantized import row_groups as row_groups_of_x
 from minllm.kernels.matmul.quantized import rows as rows_of_x
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
-from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
+from minllm.kernels.quantization.fp8 import E4M3, quantize_fp8
+from minllm.kernels.quantization.fp8_block import quantize_row_groups
+from minllm.kernels.quantization.groups import FP8_BLOCK, NESTED_BLOCK
+from minllm.kernels.quantization.int8 import quantize_int8
+from minllm.kernels.quantization.int8_groups import Int8GroupWeight
+from minllm.kernels.quantization.nf4 import quantize_blocks
 from minllm.weights.formats import WEIGHT_FORMATS
-from minllm.weights.fp8 import E4M3, quantize_fp8
-from minllm.weights.fp8_block import BLOCK, quantize_row_groups
-from minllm.weights.int4 import Int4Format
-from minllm.weights.int8 import quantize_int8
-from minllm.weights.int8_groups import Int8GroupFormat, Int8GroupWeight
-from minllm.weights.nf4 import NESTED_BLOCK, Nf4Format, quantize_blocks
+from minllm.weights.quantized import Int4Format, Int8GroupFormat, Nf4Format
 
 EPSILON = 1e-5
 GROUPS, STORED = (32, 64, 128), ("", "_zeros", "_minimums")
@@ -50,7 +50,6 @@ DEQUANTIZE = {
     "int8": int8.widen_int8, "fp8": fp8.widen_fp8, "fp8_block": fp8_block.dequantize_fp8_block, "int4": int4.dequantize_int4,
     "int8_groups": int8_groups.dequantize_int8_groups, "nf4": nf4.dequantize_nf4,
 }  # fmt: skip
-OF_ONE_ROW = {"int4": tensor_core_gemv.INT4, "nf4": tensor_core_gemv.NF4, "int8": tensor_core_gemv.INT8, "fp8": tensor_core_gemv.FP8}
 MIXED = ("int4", "nf4", "int8_groups")  # formats whose variant wgmma is the mixed-input GEMM
 SLACK = {"int8": 1e-6, "fp8": 1e-5, "fp8_block": 1e-5}  # error of float32 sums and scales, relative to the largest result
 MANY = 1 << 20  # numbers of a weight
@@ -109,7 +108,7 @@ def repeated(form, small, n, k):
     like = weight_of(WithoutContents(), form, n, k)
     whole = type(small)(*(None if one is None else repeated_to(other.shape, one) for one, other in zip(small, like, strict=True)))
     if form == "fp8_block":  # blocks holds the row of scales for each output
-        return whole._replace(blocks=np.arange(n, dtype=np.int32) // BLOCK)
+        return whole._replace(blocks=np.arange(n, dtype=np.int32) // FP8_BLOCK)
     if family(form) == "nf4":
         return whole._replace(first_blocks=np.arange(n, dtype=np.int32) * np.int32(whole.absmax.shape[0]))
     return whole
@@ -154,7 +153,7 @@ def multiplied(x, form, variant):
 def numbers_of_x(x, form):
     """What a variant multiplies, as float64."""
     if isinstance(x, row_groups_of_x.RowGroups):
-        return x.codes.view(E4M3).astype(np.float64) * np.repeat(x.scales, BLOCK, axis=1)[:, : x.codes.shape[1]]
+        return x.codes.view(E4M3).astype(np.float64) * np.repeat(x.scales, FP8_BLOCK, axis=1)[:, : x.codes.shape[1]]
     if isinstance(x, rows_of_x.QuantizedRows):
         codes = numbers_of_codes(x, form) if x.codes.dtype == np.uint8 else x.codes.astype(np.float64)
         return codes * x.scales[:, None]
@@ -293,7 +292,7 @@ def quantized_product(
 
     slack, lost = SLACK.get(form, 5e-6 if variant == "batched_gemv" else 2e-5), 0
     if form.startswith("fp8") and variant in ("flat", "wgmma"):
-        lost = LOST_PER_STEP * (k if form == "fp8" else BLOCK) / STEP_OF_FP8
+        lost = LOST_PER_STEP * (k if form == "fp8" else FP8_BLOCK) / STEP_OF_FP8
     rows_of = ("out", "x") if residual is not True else ("out", "x", "residual")
     return Launch(arrays, call, returns(("out",), reference), moved, rows=rows_of, slack=slack, lost=lost)
 
@@ -301,7 +300,7 @@ def quantized_product(
 @describes
 def quantized_qkv(form, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False, exact=False, tiling=None, slot=5, distinct=None):
     """Queries, rotated, and keys and values in the cache, from the RMSNorm of one row of x; slot -1 is none."""
-    rows, launch = (heads + 2 * kv_heads) * head_dim, tensor_core_gemv.make_qkv_gemv(OF_ONE_ROW[family(form)])
+    rows, launch = (heads + 2 * kv_heads) * head_dim, FORMATS[form].kernels.normed_qkv
 
     def arrays(noise):
         x, norm = noise.array((1, k), dtype), noise.array((k,), dtype)

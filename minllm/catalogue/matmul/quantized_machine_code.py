@@ -4,12 +4,11 @@ import itertools
 
 from minllm.catalogue.launch import FP8_TARGETS, HOPPER, MachineCode
 from minllm.catalogue.matmul.quantized import (
+    FORMATS,
     GROUPS,
-    OF_ONE_ROW,
     STORED,
     W8A8,
     dequantize,
-    family,
     quantize_rows,
     quantized_product,
     quantized_qkv,
@@ -153,7 +152,7 @@ def compiled_tensor_core_gemv(dtype):
             options = dict(gated=True, norm=True) if outputs == "gated" else dict(residual=True)
             launch = quantized_product("tensor_core_gemv", form, 1, n // 2 if outputs == "gated" else n, k, dtype, **options)
         contains = ({"int8": "IMMA*", "fp8": "[HQ]MMA*"}.get(form, "HMMA*"), *LOADS)
-        blocks = tensor_core_gemv.choose_tiling(OF_ONE_ROW[family(form)], n, k).blocks
+        blocks = tensor_core_gemv.choose_tiling(FORMATS[form].codec, n, k).blocks
         name, spills = f"matmul/tensor_core_gemv/{form}/{outputs}/{n}x{k}/{dtype}", SPILLED.get(f"{form}/{outputs}/{k}", {})
         yield MachineCode(name, launch, blocks, contains, spills=spills, targets=targets_of(form))
 

@@ -7,9 +7,8 @@ bytes of codes, and with them the scales of their groups.
 import numpy as np
 
 from minllm.catalogue.launch import Moved
-from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
-from minllm.kernels.matmul.quantized.nf4_pairs import CODES, COLUMNS, MAP_ENTRIES
-from minllm.weights.nf4 import Nf4Weight
+from minllm.kernels.quantization.decoder import STEP
+from minllm.kernels.quantization.nf4 import CODES, COLUMNS, MAP_ENTRIES, Nf4Weight
 
 QUAD = 4  # lanes of a row in mma.sync: each loads what belongs to its two rows of weight
 

@@ -9,9 +9,9 @@ from minllm.course.checks import speed, speed_problems
 from minllm.course.checks.mismatch import expect
 from minllm.course.checks.traffic import expect_bytes
 from minllm.course.exercise import Exercise, Rung
+from minllm.kernels.quantization.int4 import MIDDLE, Int4Weight
 from minllm.kernels.quantization.reference import NIBBLE_ORDER
 from minllm.sim import unwritten
-from minllm.weights.int4 import MIDDLE, Int4Weight
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -5,7 +5,7 @@ from minllm.errors import InvalidOptionError
 from minllm.models.config import ModelConfig
 from minllm.ops.protocol import Ops
 from minllm.weights.format import WeightFormat
-from minllm.weights.int4 import Int4Format
+from minllm.weights.quantized import Int4Format
 
 
 def make_ops(device: str, dtype: str, options: EngineOptions) -> Ops:

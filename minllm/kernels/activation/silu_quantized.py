@@ -10,7 +10,7 @@ that is too long for them, or not aligned, is computed and then quantised by two
 On Hopper the GEMM of gate and up applies SiLU in its epilogue. No block there has a whole row, so a separate kernel quantises: 5 T I bytes
 in all, compared with 9 for a GEMM that writes gate and up, followed by this kernel.
 
-Source: Shazeer 2020, "GLU Variants Improve Transformer", equation 6; weights/int8.py and weights/fp8.py for the codes.
+Source: Shazeer 2020, "GLU Variants Improve Transformer", equation 6; quantization/int8.py and fp8.py for the codes.
 """
 
 import functools

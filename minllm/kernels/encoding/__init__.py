@@ -1,4 +1,4 @@
-"""Matrices of a checkpoint encoded on the GPU while it loads, bit for bit as the formats' NumPy equations do (minllm/weights).
+"""Matrices of a checkpoint encoded on the GPU while it loads, bit for bit as the formats' NumPy equations do (kernels/quantization).
 
     int4    groups of 32, 64 or 128 inputs with a scale, and perhaps a zero point
     nf4     blocks of 64 inputs with their largest magnitude

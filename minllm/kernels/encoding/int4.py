@@ -1,4 +1,4 @@
-"""A matrix to int4 codes, with a scale and perhaps a zero point per group: the equations of weights/int4.py, bit for bit.
+"""A matrix to int4 codes, with a scale and perhaps a zero point per group: quantize_int4 of quantization/int4.py, bit for bit.
 
     symmetric    scale = half(max |w| / 7)                         code = round(w / scale) + 8
     with zeros   scale = half((max(w, 0) - min(w, 0)) / 15)        zero = round(-min(w, 0) / scale)        code = round(w / scale) + zero
@@ -13,11 +13,10 @@ import numpy as np
 from numba import cuda, float32, uint8, uint16, uint32
 
 from minllm.kernels.encoding.lanes import THREADS, grid_of
+from minllm.kernels.quantization.int4 import LARGEST_CODE, MIDDLE
 from minllm.kernels.quantization.lanes import EACH, ROUNDING, make_extremes, make_load_each, pack_nibbles_of
 from minllm.ptx import float_as_uint, pack_f16x2, rcp_rn, store_32, unpack_f16x2
 from minllm.runtime.kernel import kernel, launch
-
-LARGEST_CODE, MIDDLE = 15, 8
 
 
 @functools.cache

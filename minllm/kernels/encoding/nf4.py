@@ -1,4 +1,4 @@
-"""A matrix to NF4 codes, with the largest magnitude of each block: `quantize_blocks` of weights/nf4.py, bit for bit.
+"""A matrix to NF4 codes, with the largest magnitude of each block: `quantize_blocks` of quantization/nf4.py, bit for bit.
 
     absmax = max |w|        code = the nearest of the 16 NF4_CODES to w / absmax
 
@@ -13,12 +13,12 @@ import numpy as np
 from numba import cuda, float32, uint32
 
 from minllm.kernels.encoding.lanes import THREADS, grid_of
+from minllm.kernels.quantization.groups import NF4_BLOCK
 from minllm.kernels.quantization.lanes import EACH, make_extremes, make_load_each
 from minllm.ptx import rcp_rn, store_32
 from minllm.runtime.kernel import kernel, launch
 
-BLOCK = 64
-LANES = BLOCK // EACH
+LANES = NF4_BLOCK // EACH
 
 
 @functools.cache
@@ -64,8 +64,8 @@ def encode_nf4_blocks(matrix, table, empty, stream=None):
     matrix: float32, float16 or bfloat16; table: the 16 codes, float32, ascending, on the host; empty(shape, dtype) makes the
     arrays. NaN is not looked for. Raises KernelArgumentError for other dtypes, inputs that are not whole blocks, and unaligned rows.
     """
-    grid, (outputs, inputs) = grid_of(matrix, BLOCK), matrix.shape
-    codes, absmax = empty((outputs, inputs // 2), np.dtype(np.uint8)), empty((outputs, inputs // BLOCK), np.dtype(np.float32))
+    grid, (outputs, inputs) = grid_of(matrix, NF4_BLOCK), matrix.shape
+    codes, absmax = empty((outputs, inputs // 2), np.dtype(np.uint8)), empty((outputs, inputs // NF4_BLOCK), np.dtype(np.float32))
     middles = tuple(map(float, (table[:-1] + table[1:]) / 2))
     launch(encode_nf4_kernel(matrix.dtype, middles), grid, THREADS, (matrix, codes, absmax), stream)
     return codes, absmax

@@ -7,9 +7,7 @@ n counts the rows of all experts. x and its products stay in 16 bits or float32 
 of reading the weights, and quantising x would need a kernel more.
 
 The GEMV multiplies codes as float32 and their sum by the scale; the GEMM rounds each weight to x's dtype, and the scales of int4 before, as
-tensor cores need. The equations in NumPy are dequantize of weights/int4.py and weights/fp8.py.
-
-Source: Frantar et al. 2024, "MARLIN", section 3.4 (the conversion of int4); PTX ISA, "cvt" (e4m3x2).
+tensor cores need. The equations in NumPy and the conversions are those of kernels/quantization/int4.py and fp8.py.
 """
 
 import functools
@@ -20,10 +18,9 @@ from numba import cuda, float32, int64, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import check_array
-from minllm.kernels.matmul.quantized.int4 import unpack_nibbles
-from minllm.kernels.matmul.quantized.int4_codes import MAGIC, MIDDLE
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FMA, MINUS_ZEROS, PACK
-from minllm.kernels.matmul.quantized.mixed_input.int4 import SIGNS
+from minllm.kernels.quantization.decoder import PACK
+from minllm.kernels.quantization.fp8 import unpack_fp8
+from minllm.kernels.quantization.int4 import MAGIC, MIDDLE, SIGNS, make_number, unpack_int4
 from minllm.runtime.kernel import check
 
 SCALE_DTYPES = {"int4": (np.dtype(np.float16),), "fp8": (np.dtype(np.float32),)}
@@ -99,14 +96,12 @@ def make_unpack_eight(kind: CodeKind):
 
     @cuda.jit(device=True)
     def of_nibbles(words, eight, values):
-        unpack_nibbles(words[eight], float32(MIDDLE), values, 0)
+        unpack_int4(words[eight], float32(MIDDLE), values, 0)
 
     @cuda.jit(device=True)
     def of_e4m3(words, eight, values):
         for half in range(2):
-            word = words[2 * eight + half]
-            values[4 * half], values[4 * half + 1] = ptx.unpack_e4m3x2(word)
-            values[4 * half + 2], values[4 * half + 3] = ptx.unpack_e4m3x2(word >> uint32(16))
+            unpack_fp8(words[2 * eight + half], None, values, 4 * half)
 
     return of_nibbles if kind.format == "int4" else of_e4m3
 
@@ -114,19 +109,14 @@ def make_unpack_eight(kind: CodeKind):
 @functools.cache
 def make_pairs_of_eight(kind: CodeKind, dtype: str):
     """pairs_of_eight(words, eight, scale): the weights of that eight, in four words of two numbers of `dtype`; scale: float32."""
-    bits, ones = MAGIC[dtype]
-    magic, pack, fma = bits * 0x10001, PACK[dtype], FMA[dtype]
-    minus_codes = magic | SIGNS | MIDDLE * 0x10001  # -(128 + 8), or -(1024 + 8) in float16
-
-    @cuda.jit(device=True, forceinline=True)
-    def number(codes, scale):
-        return fma(fma(codes | uint32(magic), uint32(ones), uint32(minus_codes)), scale, uint32(MINUS_ZEROS))
+    pack, number = PACK[dtype], make_number(dtype)
+    minus_codes = MAGIC[dtype][0] * 0x10001 | SIGNS | MIDDLE * 0x10001  # -(128 + 8), or -(1024 + 8) in float16
 
     @cuda.jit(device=True, forceinline=True)
     def of_nibbles(words, eight, scale):
-        word, both, mask = words[eight], pack(scale, scale), uint32(0x000F000F)
-        low, high = number(word & mask, both), number(word >> uint32(4) & mask, both)
-        return low, high, number(word >> uint32(8) & mask, both), number(word >> uint32(12) & mask, both)
+        word, both, mask, minus = words[eight], pack(scale, scale), uint32(0x000F000F), uint32(minus_codes)
+        low, high = number(word & mask, minus, both), number(word >> uint32(4) & mask, minus, both)
+        return low, high, number(word >> uint32(8) & mask, minus, both), number(word >> uint32(12) & mask, minus, both)
 
     @cuda.jit(device=True, forceinline=True)
     def of_two(word, scale):

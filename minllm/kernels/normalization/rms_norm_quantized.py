@@ -8,7 +8,7 @@ T tokens of H elements of b bytes: about 10 T H FLOPs; reads x, residual and wei
 the norm followed by a quantising kernel would move (5 b + 1) T H. Threads and registers as in rms_norm.py; the maximum takes one
 more exchange through shared memory. A row that is too long for registers, or not aligned, is normalised and then quantised by two kernels.
 
-Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4; weights/int8.py and weights/fp8.py for the codes.
+Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4; quantization/int8.py and fp8.py for the codes.
 """
 
 import functools

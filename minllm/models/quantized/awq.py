@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.errors import UnsupportedModelError
+from minllm.kernels.quantization.int4 import Int4Weight
 from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.json_files import Fields
 from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked, tensors_of
 from minllm.models.quantized.words import unpack_words
-from minllm.weights.int4 import Int4Format, Int4Weight
+from minllm.weights.quantized import Int4Format
 from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection, StoredWeights
 

@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from minllm.errors import CheckpointError, UnsupportedModelError
+from minllm.kernels.quantization.groups import NESTED_BLOCK, NF4_BLOCK
+from minllm.kernels.quantization.nf4 import Nf4Weight, dynamic_map
 from minllm.models.json_files import Fields
 from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, tensors_of
 from minllm.models.quantized.widened import widened
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import SIXTEEN_BITS
-from minllm.weights.nf4 import BLOCK, NESTED_BLOCK, Nf4Format, Nf4Weight, dynamic_map
+from minllm.weights.quantized import Nf4Format
 from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection, StoredWeights
 
@@ -39,12 +41,12 @@ class StoredNf4(StoredFormat, Nf4Format):
 
     def for_inputs(self, inputs: int) -> WeightFormat:
         """This format, or for rows that are not whole blocks, which kernels do not read, one that dequantises them."""
-        return widened(self) if inputs % BLOCK else self
+        return widened(self) if inputs % NF4_BLOCK else self
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the codes, absmax, tables and JSON state."""
         numbers = projection.outputs * projection.inputs
-        blocks, state = -(-numbers // BLOCK), (self.state_bytes.get(projection.name, 0),)
+        blocks, state = -(-numbers // NF4_BLOCK), (self.state_bytes.get(projection.name, 0),)
         shapes = {"weight": (-(-numbers // 2), 1), "weight.absmax": (blocks,), "weight.quant_map": (16,), STATE + self.kind: state}
         if self.nested:
             shapes |= {"weight.nested_absmax": (-(-blocks // NESTED_BLOCK),), "weight.nested_quant_map": (256,)}
@@ -70,7 +72,7 @@ class StoredNf4(StoredFormat, Nf4Format):
         """A module's dequantised matrix, float32 [outputs, inputs], read as one row of blocks, the last of which may be shorter."""
         tensors, numbers = ModuleTensors(checkpoint, projection.name), projection.outputs * projection.inputs
         offset, (absmax, nested, found, table) = self._checked_state(projection, tensors), self._scales(tensors)
-        codes = np.zeros((1, len(absmax) * BLOCK // 2), np.uint8)
+        codes = np.zeros((1, len(absmax) * NF4_BLOCK // 2), np.uint8)
         codes[0, : -(-numbers // 2)] = tensors.codes("weight", np.uint8)[:, 0]
         row = Nf4Weight(codes, absmax[:, None], nested, found, np.full(1, offset, np.float32), np.zeros(1, np.int32), table)
         return self.dequantize(row)[0, :numbers].reshape(projection.outputs, projection.inputs)
@@ -78,10 +80,10 @@ class StoredNf4(StoredFormat, Nf4Format):
     def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard, first_block: int) -> Nf4Weight:
         offset, (absmax, nested, found, table) = self._checked_state(projection, tensors), self._scales(tensors)
         packed = tensors.codes("weight", np.uint8).reshape(projection.outputs, projection.inputs // 2)
-        blocks = (projection.outputs, projection.inputs // BLOCK)
-        numbers = projection.cut(np.arange(first_block, first_block + blocks[0] * blocks[1]).reshape(blocks), shard, block=(1, BLOCK))
+        blocks = (projection.outputs, projection.inputs // NF4_BLOCK)
+        numbers = projection.cut(np.arange(first_block, first_block + blocks[0] * blocks[1]).reshape(blocks), shard, block=(1, NF4_BLOCK))
         codes = np.ascontiguousarray(projection.cut(packed, shard, block=(1, 2)))
-        absmax = np.ascontiguousarray(projection.cut(absmax.reshape(blocks), shard, block=(1, BLOCK)).T)
+        absmax = np.ascontiguousarray(projection.cut(absmax.reshape(blocks), shard, block=(1, NF4_BLOCK)).T)
         offsets = np.full(len(codes), offset, np.float32)
         return Nf4Weight(codes, absmax, nested, found, offsets, numbers[:, 0].astype(np.int32), table)
 
@@ -102,7 +104,7 @@ class StoredNf4(StoredFormat, Nf4Format):
             raise CheckpointError(f"{tensors.checkpoint.directory}: {name!r} is not JSON ({error}); copy the file again.") from None
         fields = Fields(state if isinstance(state, dict) else {}, f"{tensors.checkpoint.directory}: {name}")
         found = fields.text("quant_type"), fields.integer("blocksize"), fields.values.get("shape")
-        wanted = self.kind, BLOCK, [projection.outputs, projection.inputs]
+        wanted = self.kind, NF4_BLOCK, [projection.outputs, projection.inputs]
         if found != wanted or (self.nested and fields.integer("nested_blocksize") != NESTED_BLOCK):
             raise CheckpointError(f"{fields.source} has type, block size and shape {found}, and minllm reads {wanted} here.")
         return fields.number("nested_offset") if self.nested else 0.0
@@ -123,7 +125,7 @@ def read_bitsandbytes(fields: Fields, checkpoint: StoredWeights) -> tuple[Stored
     nested = fields.flag("bnb_4bit_use_double_quant", False)
     lengths = {name: shape[0] if shape else 0 for name, shape in states.items()}
     found = StoredNf4(
-        f"bitsandbytes {kind}", 0.5, SIXTEEN_BITS, row_bytes=8, group_size=BLOCK, group_bytes=1 if nested else 4, nested=nested, kind=kind,
-        state_bytes=lengths,
+        f"bitsandbytes {kind}", 0.5, SIXTEEN_BITS, row_bytes=8, group_size=NF4_BLOCK, group_bytes=1 if nested else 4, nested=nested,
+        kind=kind, state_bytes=lengths,
     )  # fmt: skip
     return found, list(states)

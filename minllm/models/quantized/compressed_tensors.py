@@ -24,6 +24,10 @@ from typing import Any
 import numpy as np
 
 from minllm.errors import CheckpointError, UnsupportedModelError
+from minllm.kernels.quantization.fp8 import Fp8Weight
+from minllm.kernels.quantization.groups import FP8_BLOCK
+from minllm.kernels.quantization.int4 import Int4Weight
+from minllm.kernels.quantization.int8 import Int8Weight
 from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.json_files import Fields
 from minllm.models.quantized.fp8_blocks import e4m3_codes, fp8_blocks
@@ -32,10 +36,7 @@ from minllm.models.quantized.widened import widened
 from minllm.models.quantized.words import WORD_BITS, unpack_stream
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
-from minllm.weights.fp8 import Fp8Format, Fp8Weight
-from minllm.weights.fp8_block import BLOCK
-from minllm.weights.int4 import Int4Format, Int4Weight
-from minllm.weights.int8 import Int8Format, Int8Weight
+from minllm.weights.quantized import Fp8Format, Int4Format, Int8Format
 from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection, StoredWeights
 
@@ -179,14 +180,18 @@ class Scheme(Fields):
             return stored_rows(StoredInt8, "int8", strategy == "channel")
         if kind == "float" and strategy in ("channel", "tensor"):
             return stored_rows(StoredFp8, "fp8", strategy == "channel")
-        if kind == "float" and strategy == "block" and weights.values.get("block_structure") in ([BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
+        if (
+            kind == "float"
+            and strategy == "block"
+            and weights.values.get("block_structure") in ([FP8_BLOCK, FP8_BLOCK], f"{FP8_BLOCK}x{FP8_BLOCK}")
+        ):
             return fp8_blocks("compressed-tensors fp8 blocks", "weight_scale")
         raise self.refused(shown)
 
 
 def _is_dynamic(inputs: Fields, bits: int, kind: str, strategy: str) -> bool:
     """Whether activations are quantised as minllm does: in groups of 128 for blocks, else token by token."""
-    wanted = ("group", BLOCK) if strategy == "block" else ("token", None)
+    wanted = ("group", FP8_BLOCK) if strategy == "block" else ("token", None)
     found = inputs.text("strategy", "tensor"), inputs.integer("group_size", None, minimum=-1)
     same = (inputs.integer("num_bits"), inputs.text("type", "int")) == (bits, kind) and inputs.flag("symmetric", True)
     return same and found == wanted and inputs.values.get("dynamic") is True

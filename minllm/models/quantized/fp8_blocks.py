@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.errors import CheckpointError, UnsupportedModelError
+from minllm.kernels.quantization.fp8 import E4M3
+from minllm.kernels.quantization.fp8_block import Fp8BlockWeight
+from minllm.kernels.quantization.groups import FP8_BLOCK
 from minllm.models.json_files import Fields
 from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, tensors_of
 from minllm.weights.formats import FP8_SINCE, SIXTEEN_BITS
-from minllm.weights.fp8 import E4M3
-from minllm.weights.fp8_block import BLOCK, Fp8BlockFormat, Fp8BlockWeight
+from minllm.weights.quantized import Fp8BlockFormat
 from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection, StoredWeights
 
@@ -30,7 +32,7 @@ class StoredFp8Blocks(StoredFormat, Fp8BlockFormat):
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the codes and of the scales per block."""
         outputs, inputs = projection.outputs, projection.inputs
-        return tensors_of(projection, weight=(outputs, inputs), **{self.scales_suffix: (-(-outputs // BLOCK), -(-inputs // BLOCK))})
+        return tensors_of(projection, weight=(outputs, inputs), **{self.scales_suffix: (-(-outputs // FP8_BLOCK), -(-inputs // FP8_BLOCK))})
 
     def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Fp8BlockWeight:
         """The shard of the stacked modules' weight, as host arrays; it keeps the scales of all outputs."""
@@ -38,11 +40,11 @@ class StoredFp8Blocks(StoredFormat, Fp8BlockFormat):
         for one in projections:
             tensors = ModuleTensors(checkpoint, one.name)
             found = e4m3_codes(tensors)
-            rows = np.arange(one.outputs, dtype=np.int32) // BLOCK + np.int32(first)
+            rows = np.arange(one.outputs, dtype=np.int32) // FP8_BLOCK + np.int32(first)
             codes.append(one.cut(found, shard))
             blocks.append(one.cut(rows, shard, inputs_axis=None))
-            scales.append(one.cut(tensors.scales(self.scales_suffix).astype(np.float32), shard, outputs_axis=None, block=(1, BLOCK)))
-            first += -(-one.outputs // BLOCK)
+            scales.append(one.cut(tensors.scales(self.scales_suffix).astype(np.float32), shard, outputs_axis=None, block=(1, FP8_BLOCK)))
+            first += -(-one.outputs // FP8_BLOCK)
         return Fp8BlockWeight(*(np.concatenate(one) for one in (codes, scales, blocks)))
 
 
@@ -63,9 +65,9 @@ def read_fp8(fields: Fields) -> StoredFp8Blocks:
     """The format of a quantization_config of fp8. Raises UnsupportedModelError for other variants of fp8."""
     block, scheme = fields.values.get("weight_block_size"), fields.text("activation_scheme", "dynamic")
     kind, scales = fields.text("fmt", "e4m3"), fields.text("scale_fmt", "float32")
-    if block != [BLOCK, BLOCK] or scheme != "dynamic" or kind != "e4m3" or scales != "float32":
+    if block != [FP8_BLOCK, FP8_BLOCK] or scheme != "dynamic" or kind != "e4m3" or scales != "float32":
         raise UnsupportedModelError(
             f"{fields.source} is fp8 with weight_block_size {block}, activation_scheme {scheme!r}, fmt {kind!r} and scale_fmt {scales!r}; "
-            f"minllm reads e4m3 in blocks of [{BLOCK}, {BLOCK}] with the scheme 'dynamic' and scales as they are."
+            f"minllm reads e4m3 in blocks of [{FP8_BLOCK}, {FP8_BLOCK}] with the scheme 'dynamic' and scales as they are."
         )
     return fp8_blocks("fp8 blocks", "weight_scale_inv")

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from minllm.kernels.quantization.int4 import Int4Weight
+from minllm.kernels.quantization.int8_groups import Int8GroupWeight
 from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.config import ModelConfig
 from minllm.models.gguf.checkpoint import GgufCheckpoint
 from minllm.models.quantized.modules import FormatOfModules, by_module
 from minllm.models.quantized.tensors import ModuleTensors, StoredFormat
 from minllm.weights.formats import SIXTEEN_BITS
-from minllm.weights.int4 import Int4Format, Int4Weight
-from minllm.weights.int8_groups import Int8GroupFormat, Int8GroupWeight
+from minllm.weights.quantized import Int4Format, Int8GroupFormat
 from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection
 

@@ -8,14 +8,14 @@ import pytest
 from minllm.catalogue.matmul.quantized import quantized_product
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.quantized.batched_gemv import gemv
+from minllm.kernels.quantization.int4 import Int4Weight
 from minllm.machine.occupancy import WARP
 from minllm.runtime.device import SHARED_BYTES_PER_BLOCK
 from minllm.weights.formats import WEIGHT_FORMATS
-from minllm.weights.int4 import Int4Weight
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, bits, random
 from tests.kernels.launches import result
 
-FORMS = {"int4": gemv.INT4, "nf4": gemv.NF4}
+FORMS = {name: WEIGHT_FORMATS[name].codec for name in ("int4", "nf4")}
 LAUNCHERS = {name: (gemv.make_gemv(form), gemv.make_gated_gemv(form)) for name, form in FORMS.items()}
 Tiling = gemv.BatchedGemvTiling
 SAME_BITS = [

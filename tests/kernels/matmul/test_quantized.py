@@ -10,6 +10,10 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.ladder import int4_naive
 from minllm.kernels.matmul.quantized import int4, int8, int8_groups, nf4
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
+from minllm.kernels.quantization.fp8 import E4M3
+from minllm.kernels.quantization.fp8_block import quantize_row_groups as quantize_row_groups_reference
+from minllm.kernels.quantization.int4 import Int4Weight
+from minllm.kernels.quantization.int8_groups import Int8GroupWeight
 from minllm.models.config_reader import read_model_config
 from minllm.models.decoder import forward
 from minllm.models.model import load_model
@@ -17,11 +21,8 @@ from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.weights.formats import WEIGHT_FORMATS, quantizations
-from minllm.weights.fp8 import E4M3
-from minllm.weights.fp8_block import quantize_row_groups as quantize_row_groups_reference
-from minllm.weights.int4 import Int4Format, Int4Weight
-from minllm.weights.int8_groups import Int8GroupFormat, Int8GroupWeight
 from minllm.weights.linear import Linear
+from minllm.weights.quantized import Int4Format, Int8GroupFormat
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import CONFIGS

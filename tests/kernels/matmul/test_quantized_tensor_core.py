@@ -14,9 +14,7 @@ from minllm.kernels.matmul.quantized import fp8_block_wgmma, tensor_core
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.mixed_input import tiling as mixed_input_tiling
-from minllm.kernels.matmul.quantized.mixed_input.int4 import int4_gemm
-from minllm.kernels.matmul.quantized.mixed_input.int8 import int8_group_gemm
-from minllm.kernels.matmul.quantized.mixed_input.nf4 import nf4_gemm
+from minllm.kernels.matmul.quantized.mixed_input.gemm import make_gemm
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling, choose_tiling
 from minllm.kernels.matmul.quantized.row_groups import RowGroups
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
@@ -24,19 +22,21 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.normalization.rms_norm_quantized import rms_norm_quantized
+from minllm.kernels.quantization.int4 import INT4, Int4Weight
+from minllm.kernels.quantization.int8 import INT8, Int8Weight
+from minllm.kernels.quantization.int8_groups import INT8_GROUPS, Int8GroupWeight
+from minllm.kernels.quantization.nf4 import NF4
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.protocol import NormWeights
 from minllm.runtime.device import HOPPER
 from minllm.weights import quantized_kernels
 from minllm.weights.formats import WEIGHT_FORMATS
-from minllm.weights.int4 import Int4Weight
-from minllm.weights.int8 import Int8Weight
-from minllm.weights.int8_groups import Int8GroupWeight
 from minllm.weights.linear import Linear
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT16, FLOAT32, random
 
 UNIT_OF_SCALES = {FLOAT32: 1e-6, FLOAT16: 2.0**-10, BFLOAT16: 2.0**-7}  # error of the scale of a row rounded before quantisation
-PRODUCTS = {kind: tensor_core.make_gemm(run, "int8") for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
+int4_gemm, nf4_gemm, int8_group_gemm = map(make_gemm, (INT4, NF4, INT8_GROUPS))
+PRODUCTS = {kind: tensor_core.make_gemm(run, INT8) for kind, run in (("wgmma", tensor_core.run_wgmma), ("flat", tensor_core.run_flat))}
 
 
 def test_what_fp8_in_blocks_refuses():
@@ -117,11 +117,11 @@ def test_what_mixed_input_refuses(monkeypatch):
         int4_gemm(x, weight, out)
 
 
-INT8_GROUPS = Int8GroupWeight(np.zeros((16, 256), np.int8), np.ones((2, 16), FLOAT16))
+OF_GROUPS = Int8GroupWeight(np.zeros((16, 256), np.int8), np.ones((2, 16), FLOAT16))
 
 
 @pytest.mark.parametrize("launch, weight", [
-    (int4_gemm, WEIGHT_FORMATS["int4_g128"].encode(np.ones((16, 256), FLOAT32))), (int8_group_gemm, INT8_GROUPS),
+    (int4_gemm, WEIGHT_FORMATS["int4_g128"].encode(np.ones((16, 256), FLOAT32))), (int8_group_gemm, OF_GROUPS),
     (nf4_gemm, WEIGHT_FORMATS["nf4"].encode(np.ones((16, 256), FLOAT32))),
 ])  # fmt: skip
 def test_a_weight_with_rows_of_another_length_is_refused(launch, weight):
@@ -264,7 +264,7 @@ def test_hopper_multiplies_codes_as_they_are(monkeypatch):
         codes = Codes()
 
     def chosen(rows):
-        return quantized_kernels.INT8.choose(np.zeros((rows, 32), BFLOAT16), Weight())
+        return quantized_kernels.KERNELS[INT8.name].choose(np.zeros((rows, 32), BFLOAT16), Weight())
 
     class Device:
         compute_capability = (9, 0)
@@ -296,7 +296,9 @@ def test_int4_by_rows_and_groups(monkeypatch):
     def chosen(outputs, groups, inputs=1024, minimums=None, dtype=BFLOAT16):
         codes, scales = Array(outputs, inputs // 2), Array(groups, outputs, dtype=np.float16)
         weight = Int4Weight(codes, scales, None, minimums and Array(groups, outputs, dtype=minimums))
-        return [quantized_kernels.INT4.choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 2, 8, 9, 16, 17, 64, 65)]
+        return [
+            quantized_kernels.KERNELS[INT4.name].choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 2, 8, 9, 16, 17, 64, 65)
+        ]
 
     on_gpu(monkeypatch, HOPPER)
     few, elsewhere = ["tensor_core_gemv", *["batched_gemv"] * 2], ["gemv"] * 3 + ["widened"] * 5
@@ -312,7 +314,7 @@ def test_int4_by_rows_and_groups(monkeypatch):
 def test_nf4_by_rows(monkeypatch):
     def chosen(inputs=4096, dtype=BFLOAT16):
         weight = SimpleNamespace(codes=Array(4096, inputs // 2), absmax=Array(inputs // 64, 4096))
-        return [quantized_kernels.NF4.choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 2, 4, 8, 9, 16, 17)]
+        return [quantized_kernels.KERNELS[NF4.name].choose(Array(rows, inputs, dtype=dtype), weight) for rows in (1, 2, 4, 8, 9, 16, 17)]
 
     on_gpu(monkeypatch, HOPPER)
     elsewhere = ["gemv"] * 4 + ["widened"] * 3

@@ -8,12 +8,12 @@ import pytest
 from minllm.catalogue.matmul.quantized import quantized_product
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv
+from minllm.kernels.quantization.int4 import Int4Weight
 from minllm.weights.formats import WEIGHT_FORMATS
-from minllm.weights.int4 import Int4Weight
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, bits, random
 from tests.kernels.launches import result
 
-FORMS = {"int4": gemv.INT4, "nf4": gemv.NF4, "int8": gemv.INT8, "fp8": gemv.FP8}
+FORMS = {name: WEIGHT_FORMATS[name].codec for name in ("int4", "nf4", "int8", "fp8")}
 LAUNCHERS = {name: (gemv.make_gemv(form), gemv.make_gated_gemv(form), gemv.make_qkv_gemv(form)) for name, form in FORMS.items()}
 TWO_WARPS = dict(norm=True, tiling=gemv.TensorCoreGemvTiling(2, 2, 1, 2, 1))
 SAME_BITS = [

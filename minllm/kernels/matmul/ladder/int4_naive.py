@@ -20,7 +20,7 @@ from numba import cuda, float32, int32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.matmul.quantized.arguments import check_groups
-from minllm.kernels.matmul.quantized.int4 import zero_point
+from minllm.kernels.quantization.int4 import zero_point
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP, warp_sum
 

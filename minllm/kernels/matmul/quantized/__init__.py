@@ -11,9 +11,10 @@
     batched_gemv/  W4A16: up to 16 rows on Hopper's tensor cores, K divided among the blocks of a cluster; int4, NF4
     mixed_input/  W4A16 and W8A16: any number of rows on Hopper, codes converted to 16 bits in registers; int4, NF4, int8 in groups
     tensor_core.py  W8A8: any number of rows on Hopper, with the kernels of flat/ and wgmma/
-    nf4.py        W4A16: each four-bit code looks up one of 16 numbers; nf4_pairs.py: each byte looks up a pair
+    nf4.py        W4A16: each four-bit code looks up one of 16 numbers
     sums.py       device functions shared by the GEMVs with scales per group
     many_rows.py  widens the whole matrix, then runs the GEMM of 16-bit weights
 
-A GEMV reads the codes once: half or a quarter of the bytes of 16-bit weights. Speeds: docs/quantised-weights.md.
+The formats' layouts, equations and decoders are those of kernels/quantization. A GEMV reads the codes once: half or a quarter of the bytes
+of 16-bit weights. Speeds: docs/quantised-weights.md.
 """

@@ -3,9 +3,7 @@
     out[m, n] = (sum over k of x_code[m, k] * code[n, k]) * x_scale[m] * scale[n] + bias[n]          M <= 8
 
 As int8.py, except that codes are converted to float32 in registers, two per instruction, and summed by FMA: 2 M N K FLOPs on N K bytes.
-The conversion needs compute capability 8.9 or later. The equation in NumPy is Fp8Format.linear (weights/fp8.py).
-
-Source: PTX ISA, "cvt" (e4m3x2).
+The conversion needs compute capability 8.9 or later. The equation in NumPy is RowFormat.linear (weights/quantized.py).
 """
 
 import functools
@@ -14,6 +12,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, WARPS, check_rows
+from minllm.kernels.quantization.fp8 import unpack_fp8
 from minllm.kernels.vector import load_words
 from minllm.ptx import unpack_e4m3x2
 from minllm.runtime.kernel import kernel, launch
@@ -26,8 +25,7 @@ EACH = 16  # codes per load of 16 bytes
 def unpack_16(words, values):
     """values[0 : 16] = the codes of four words as float32."""
     for word in range(4):
-        values[4 * word], values[4 * word + 1] = unpack_e4m3x2(words[word])
-        values[4 * word + 2], values[4 * word + 3] = unpack_e4m3x2(words[word] >> uint32(16))
+        unpack_fp8(words[word], None, values, 4 * word)
 
 
 @functools.cache

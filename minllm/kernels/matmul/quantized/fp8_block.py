@@ -5,7 +5,7 @@
 
 As fp8.py, except that sums are scaled before they are added to those of other groups: one multiplication by each scale per load of 16
 codes. block(n) is an array, because each of several stacked modules starts its own blocks of 128 outputs, and its last may be smaller.
-The equation in NumPy is Fp8BlockFormat.linear (weights/fp8_block.py).
+The equation in NumPy is Fp8BlockFormat.linear (weights/quantized.py).
 
 Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.2 (tiles of 1 x 128 and blocks of 128 x 128).
 """

@@ -7,10 +7,7 @@
 16 bytes, 32 codes of one group, and multiplies their sum by the group's scale before adding it to the total. With minimums, codes become
 weights first.
 
-Nibbles become floats without an integer conversion: `word >> 4i & 0x000F000F` holds two neighbouring codes, and 0x4300 in the bits above a
-nibble c makes it the bfloat16 128 + c, with an ulp of 1. The equation in NumPy is Int4Format.dequantize (weights/int4.py).
-
-Source: Frantar et al. 2024, "MARLIN", section 3.4 (the order of nibbles and the conversion).
+Codes become floats as kernels/quantization/int4.py says; the equation in NumPy is its dequantize_int4_reference.
 """
 
 import functools
@@ -19,32 +16,13 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.arguments import WARPS, check_groups, check_rows
-from minllm.kernels.matmul.quantized.int4_codes import MIDDLE
 from minllm.kernels.matmul.quantized.sums import make_store_column
+from minllm.kernels.quantization.int4 import unpack_int4, zero_point
 from minllm.kernels.vector import load_words, vector_access
-from minllm.ptx import unpack_bf16x2
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 EACH, WORD = 32, 8  # codes per load of 16 bytes, and per 32-bit word
-
-
-@cuda.jit(device=True)
-def unpack_nibbles(word, zero, values, at):
-    """values[at : at + 8] = the eight codes of a word, minus `zero`."""
-    for i in range(4):
-        low, high = unpack_bf16x2((word >> uint32(4 * i) & uint32(0x000F000F)) | uint32(0x43004300))
-        values[at + 2 * i], values[at + 2 * i + 1] = low - (float32(128) + zero), high - (float32(128) + zero)
-
-
-@cuda.jit(device=True)
-def zero_point(zeros, minimums, group, n):
-    """Return the number to subtract from the codes of a group: its zero point, 8 without zeros, or 0 with minimums."""
-    if minimums is not None:
-        return float32(0)
-    if zeros is not None:
-        return float32(zeros[group, n])
-    return float32(MIDDLE)
 
 
 @functools.cache
@@ -73,7 +51,7 @@ def int4_gemv_kernel(m: int, group_size: int, dtype: str):
             for i in range(m):
                 part[i] = float32(0)
             for word in range(4):  # word by word: the numbers of all 32 codes at once would take too many registers
-                unpack_nibbles(words[word], zero, weight, 0)
+                unpack_int4(words[word], zero, weight, 0)
                 if minimums is not None:
                     for j in range(WORD):
                         weight[j] = scale * weight[j] + float32(minimums[group, n])
@@ -104,7 +82,7 @@ def dequantize_int4_kernel(group_size: int, dtype: str):
             group = vector * EACH // group_size
             zero = zero_point(zeros, minimums, group, n)
             for word in range(4):
-                unpack_nibbles(words[word], zero, values, 8 * word)
+                unpack_int4(words[word], zero, values, 8 * word)
             scale, minimum = float32(scales[group, n]), float32(0)
             if minimums is not None:
                 minimum = float32(minimums[group, n])

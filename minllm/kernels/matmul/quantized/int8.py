@@ -4,7 +4,7 @@
 
 2 M N K operations on N K bytes of weights, read once: 2 M operations per byte, memory-bound. A warp computes one output feature: a lane
 loads 16 codes of it and of each row of x, and dp4a multiplies four pairs per instruction into an int32, exactly. Shuffles add the lanes'
-sums, which are then multiplied by both scales. The equation in NumPy is Int8Format.linear (weights/int8.py).
+sums, which are then multiplied by both scales. The equation in NumPy is RowFormat.linear (weights/quantized.py).
 
 Source: PTX ISA, "dp4a".
 """

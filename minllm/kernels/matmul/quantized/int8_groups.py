@@ -4,7 +4,8 @@
     out[m, n] = sum over groups of scale[n, g] * (sum over the group of x[m, k] * code[n, k]) + bias[n]          M <= 8
 
 2 M N K FLOPs on N K bytes of codes, each read once: 2 M FLOPs per byte, memory-bound. Work is divided as in int4.py, with 16 codes per
-load. The equation in NumPy is Int8GroupFormat.dequantize (weights/int8_groups.py).
+load. The equation in NumPy is dequantize_int8_groups_reference
+(kernels/quantization/int8_groups.py).
 
 Source: ggml-common.h, block_q8_0 (groups of 32).
 """
@@ -16,19 +17,12 @@ from numba import cuda, float32, int32, int64, uint32
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.arguments import WARPS, check_groups, check_rows
 from minllm.kernels.matmul.quantized.sums import make_add_products, make_store_column
+from minllm.kernels.quantization.int8 import unpack_int8
 from minllm.kernels.vector import load_words, vector_access
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 EACH = 16  # codes per load of 16 bytes
-
-
-@cuda.jit(device=True)
-def unpack_bytes(words, values):
-    """values[0 : 16] = the signed bytes of four words as float32."""
-    for word in range(4):
-        for i in range(4):
-            values[4 * word + i] = float32(int32(words[word] << uint32(24 - 8 * i)) >> 24)
 
 
 @functools.cache
@@ -48,7 +42,8 @@ def int8_group_gemv_kernel(m: int, group_size: int, dtype: str):
             sums[i] = float32(0)
         for vector in range(lane, k // EACH, WARP):
             load_words(codes, int64(n) * k + vector * EACH, words, 0)
-            unpack_bytes(words, weight)
+            for word in range(4):
+                unpack_int8(words[word], None, weight, 4 * word)
             scale = float32(scales[vector * EACH // group_size, n])
             add_products(x, vector * EACH, weight, scale, row, sums)
         store_column(sums, lane, n, bias, out)
@@ -67,7 +62,8 @@ def dequantize_int8_groups_kernel(group_size: int, dtype: str):
         n, k, words, values = cuda.blockIdx.x, out.shape[1], cuda.local.array(4, uint32), cuda.local.array(EACH, float32)
         for vector in range(int32(cuda.threadIdx.x), k // EACH, WARPS * WARP):
             load_words(codes, int64(n) * k + vector * EACH, words, 0)
-            unpack_bytes(words, values)
+            for word in range(4):
+                unpack_int8(words[word], None, values, 4 * word)
             scale = float32(scales[vector * EACH // group_size, n])
             for j in range(EACH):
                 values[j] *= scale

@@ -6,13 +6,12 @@
 
 As int4.py, except that a code is the index of one of 16 numbers. The table lies in 16 banks of shared memory, so lanes never conflict:
 different numbers are in different banks, and the same number is broadcast. It costs one load per number, which int4 does not need.
-The equation in NumPy is Nf4Format.dequantize (weights/nf4.py).
+The equation in NumPy is dequantize_nf4_reference (kernels/quantization/nf4.py).
 
 Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", section 3.
 """
 
 import functools
-from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -20,53 +19,13 @@ from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import FLOAT32
 from minllm.kernels.matmul.quantized.arguments import UINT8, WARPS, check_rows
 from minllm.kernels.matmul.quantized.sums import make_add_products, make_store_column
+from minllm.kernels.quantization.nf4 import BLOCK_SHIFT, absmax_of, look_up
 from minllm.kernels.vector import load_words, vector_access
-from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
 EACH = 32  # codes per load of 16 bytes
 ABSMAX_DTYPES = UINT8, FLOAT32  # with and without double quantisation
-BLOCK_SHIFT, NESTED_SHIFT = 6, 8  # log2 of the numbers per block, and of the blocks per nested scale
-
-
-class Nf4Arrays(NamedTuple):
-    """An NF4 weight [N, K] for the tensor-core kernels, with the arrays of nf4_gemv_kernel, and N.
-
-    The GEMVs take codes and absmax flat.
-    """
-
-    codes: Array
-    absmax: Array
-    nested: Array
-    map: Array
-    offsets: Array
-    first_blocks: Array
-    table: Array
-    outputs: int
-
-
-def nf4_arrays(weight) -> tuple[bool, Nf4Arrays]:
-    """Return (whether there are nested scales, the arrays of an Nf4Weight for the GEMVs)."""
-    flat = dict(codes=weight.codes.reshape(-1), absmax=weight.absmax.reshape(-1))
-    return weight.nested is not None, Nf4Arrays(*weight, len(weight.codes))._replace(**flat)
-
-
-@cuda.jit(device=True)
-def look_up(words, table, values):
-    """values[0 : 32] = the table entries of the codes in four words; the first code of a byte is its upper nibble."""
-    for word in range(4):
-        for byte in range(4):
-            values[8 * word + 2 * byte] = table[words[word] >> uint32(8 * byte + 4) & uint32(15)]
-            values[8 * word + 2 * byte + 1] = table[words[word] >> uint32(8 * byte) & uint32(15)]
-
-
-@cuda.jit(device=True)
-def absmax_of(n, block, absmax, nested, absmax_map, offsets, first_blocks):
-    """Return the largest magnitude of a block of row n, decoded from its 8-bit code if there are nested scales."""
-    if nested is None:
-        return absmax[block, n]
-    return absmax_map[absmax[block, n]] * nested[(first_blocks[n] + block) >> NESTED_SHIFT] + offsets[n]
 
 
 @functools.cache
@@ -91,7 +50,8 @@ def nf4_gemv_kernel(m: int, dtype: str):
             sums[i] = float32(0)
         for vector in range(lane, k // EACH, WARP):
             load_words(codes, (int64(n) * k + vector * EACH) >> 1, words, 0)
-            look_up(words, shared, weight)
+            for word in range(4):
+                look_up(words[word], shared, weight, 8 * word)
             scale = absmax_of(n, vector * EACH >> BLOCK_SHIFT, absmax, nested, absmax_map, offsets, first_blocks)
             add_products(x, vector * EACH, weight, scale, row, sums)
         store_column(sums, lane, n, bias, out)
@@ -114,7 +74,8 @@ def dequantize_nf4_kernel(dtype: str):
         n, k, words, values = cuda.blockIdx.x, out.shape[1], cuda.local.array(4, uint32), cuda.local.array(EACH, float32)
         for vector in range(int32(cuda.threadIdx.x), k // EACH, WARPS * WARP):
             load_words(codes, (int64(n) * k + vector * EACH) >> 1, words, 0)
-            look_up(words, shared, values)
+            for word in range(4):
+                look_up(words[word], shared, values, 8 * word)
             scale = absmax_of(n, vector * EACH >> BLOCK_SHIFT, absmax, nested, absmax_map, offsets, first_blocks)
             for j in range(EACH):
                 values[j] *= scale

@@ -3,8 +3,8 @@
     scale[m, g] = max over k in g of |x[m, k]| / 448        code[m, k] = e4m3(x[m, k] / scale[m, g])
 
 M rows of K numbers: about 5 M K FLOPs, M K b bytes read and M K written; memory-bound. A warp quantises one group, and keeps it in
-registers, four numbers per lane, between the maximum and the codes. The results equal quantize_row_groups of weights/fp8_block.py, bit
-for bit.
+registers, four numbers per lane, between the maximum and the codes. The results equal quantize_row_groups of quantization/fp8_block.py,
+bit for bit.
 
 For a GEMM of 16-bit numbers it writes code * scale instead, rounded to x's dtype.
 """
@@ -16,14 +16,14 @@ import numpy as np
 from numba import cuda, float32, int32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
-from minllm.kernels.matmul.quantized.rows import fp8_bits, fp8_number
+from minllm.kernels.quantization.fp8 import LARGEST, fp8_bits, fp8_number
+from minllm.kernels.quantization.groups import FP8_BLOCK
 from minllm.ptx import rcp_rn
 from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP, warp_max
 
-GROUP, WARPS, EACH = 128, 8, 4
-LARGEST = 448
+GROUP, WARPS, EACH = FP8_BLOCK, 8, 4
 
 
 class RowGroups(NamedTuple):

@@ -4,8 +4,8 @@
 
 M rows of K numbers: about 5 M K FLOPs, M K b bytes read and M K written; memory-bound. One block per row; its threads keep the row in
 registers, as it is in memory, between the maximum and the codes. A row that is too long for that, or not aligned to 16 bytes, is read a
-second time. The results equal quantize_int8 and quantize_fp8 of weights/, bit for bit: the reciprocal is exact, and adding 1.5 * 2**23
-rounds as rint does.
+second time. The results equal quantize_int8 and quantize_fp8 of kernels/quantization, bit for bit: the reciprocal is exact, and
+adding 1.5 * 2**23 rounds as rint does.
 
 For a GEMM of 16-bit numbers the codes are written as 16-bit numbers: bfloat16 and float16 hold every code of both formats exactly. RMSNorm
 writes codes itself (normalization/rms_norm_quantized.py).
@@ -16,14 +16,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import cuda, float32, uint8, uint32
+from numba import cuda, float32, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.normalization.row import LONG_BLOCK, SHORT_BLOCK, row_in_short_block
+from minllm.kernels.quantization import fp8, int8
 from minllm.kernels.reduction import block_max
 from minllm.kernels.vector import VECTOR_BYTES, load_words, vector_access, vector_unpack
-from minllm.ptx import float_as_uint, pack_e4m3x2, rcp_rn, store_32, store_64, unpack_e4m3x2
+from minllm.ptx import rcp_rn, store_32, store_64
 from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
@@ -31,8 +32,6 @@ from minllm.tiles.warp import WARP
 THREADS = 256
 WORDS = VECTOR_BYTES // 4  # of a vector
 FEW_ROWS = 128  # an SM gets one row at most, which more threads shorten
-LARGEST = {"int8": 127, "fp8": 448}
-ROUNDING = 12582912.0  # 1.5 * 2**23
 
 
 class QuantizedRows(NamedTuple):
@@ -47,43 +46,7 @@ class QuantizedRows(NamedTuple):
         return self.codes.shape
 
 
-@cuda.jit(device=True)
-def int8_bits(value):
-    """Return the int8 code, as the bits of a uint8, of a number between -127 and 127."""
-    return uint8(float_as_uint(value + float32(ROUNDING)) & uint32(255))
-
-
-@cuda.jit(device=True)
-def int8_number(value):
-    """Return the int8 code, as a float32, of a number between -127 and 127."""
-    return (value + float32(ROUNDING)) - float32(ROUNDING)
-
-
-@cuda.jit(device=True)
-def fp8_bits(value):
-    """Return the e4m3 code, as the bits of a uint8, of a number between -448 and 448."""
-    return uint8(pack_e4m3x2(value, value) & uint32(255))
-
-
-@cuda.jit(device=True)
-def fp8_number(value):
-    """Return the e4m3 code, as a float32, of a number between -448 and 448."""
-    return unpack_e4m3x2(pack_e4m3x2(value, value))[0]
-
-
-@cuda.jit(device=True)
-def int8_word(values, at):
-    """Return the int8 codes of values[at : at + 4], packed in a 32-bit word."""
-    word = uint32(0)
-    for k in range(4):
-        word |= (float_as_uint(values[at + k] + float32(ROUNDING)) & uint32(255)) << uint32(8 * k)
-    return word
-
-
-@cuda.jit(device=True)
-def fp8_word(values, at):
-    """Return the e4m3 codes of values[at : at + 4], packed in a 32-bit word."""
-    return pack_e4m3x2(values[at], values[at + 1]) | pack_e4m3x2(values[at + 2], values[at + 3]) << uint32(16)
+CODES = {"int8": int8.CODES, "fp8": fp8.CODES}
 
 
 @functools.cache
@@ -106,7 +69,8 @@ def make_write_codes(code: str, width: int, pieces: int, unpack: Callable | None
     scales [M]; partials: float32 [32] in shared memory, used by nothing else.
     """
     each, unpack = (width, make_take(width)) if unpack is None else (WORDS, unpack)
-    largest, inverse_largest, word_of = float(LARGEST[code]), 1 / LARGEST[code], {"int8": int8_word, "fp8": fp8_word}[code]
+    found = CODES[code]
+    largest, inverse_largest, word_of = float(found.largest), 1 / found.largest, found.word
 
     @cuda.jit(device=True)
     def write_codes(held, row, codes, scales, partials):
@@ -154,13 +118,11 @@ def quantize_vectors_kernel(code: str, dtype: np.dtype, pieces: int):
     return quantize_vectors_kernel
 
 
-CODES = {("int8", False): int8_bits, ("int8", True): int8_number, ("fp8", False): fp8_bits, ("fp8", True): fp8_number}
-
-
 @functools.cache
 def quantize_rows_kernel(code: str, as_numbers: bool):
     """The kernel that reads a row of any length twice; code: "int8" or "fp8", written as bits or as numbers."""
-    largest, inverse_largest, code_of = float(LARGEST[code]), 1 / LARGEST[code], CODES[code, as_numbers]
+    found = CODES[code]
+    largest, inverse_largest, code_of = float(found.largest), 1 / found.largest, found.number if as_numbers else found.bits
 
     @kernel(launch_bounds=THREADS)
     def quantize_rows_kernel(x, codes, scales):

@@ -7,7 +7,7 @@ Two codes lie where a 16-bit number would, so tiles, TMA, pipelines and the orde
 rows those of flat/flat_wgmma.py. A wgmma is 32 deep instead of 16 in the same time, and half the bytes are loaded. Sums of int8 are exact
 int32. Sums of fp8 are float32, but Hopper's tensor cores keep some 14 bits while they add, as in every fp8 GEMM without two-level
 accumulation: on an H200 the errors are those of cuBLAS with fast accumulation (docs/quantised-weights.md). The equations in NumPy are
-Int8Format.linear and Fp8Format.linear (weights/int8.py, weights/fp8.py).
+RowFormat.linear (weights/quantized.py).
 
 Source: PTX ISA, "wgmma.mma_async"; DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.5.2 (precision of fp8 accumulation).
 """
@@ -24,6 +24,7 @@ from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
+from minllm.kernels.quantization.decoder import Format
 from minllm.runtime.kernel import check
 
 PAIR = np.dtype(np.uint16)
@@ -48,11 +49,11 @@ def check_codes(x, weight, out, bias, gated: bool) -> None:
     check(has_wgmma(out), "products of codes by wgmma need a GPU of compute capability 9.0: widen the codes")
 
 
-def run_wgmma(dtype: str, x, weight, out, bias, stream, tiling: WgmmaTiling | None, gated: bool) -> None:
+def run_wgmma(found: Format, x, weight, out, bias, stream, tiling: WgmmaTiling | None, gated: bool) -> None:
     """Check the arguments, and launch the GEMM for many rows of x."""
     check_codes(x, weight, out, bias, gated)
     if 0 not in out.shape:
-        pairs, scales = (x.codes.view(PAIR), weight.codes.view(PAIR)), wgmma.Scales(dtype, x.scales, weight.scales)
+        pairs, scales = (x.codes.view(PAIR), weight.codes.view(PAIR)), wgmma.Scales(found.codes.wgmma, x.scales, weight.scales)
         wgmma.run(*pairs, out, bias, None, stream, tiling, gated, scales)
 
 
@@ -68,7 +69,7 @@ def choose_flat_tiling(tokens: int, n: int, pairs: int, gated: bool) -> FlatWgmm
     return tiling if isinstance(tiling, FlatWgmmaTiling) else flat_tiling.deepest(1, tokens, 1, blocks=2)
 
 
-def run_flat(dtype: str, x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: bool) -> None:
+def run_flat(found: Format, x, weight, out, bias, stream, tiling: FlatWgmmaTiling | None, gated: bool) -> None:
     """Check the arguments, and launch the flat GEMM for up to 256 rows of x."""
     check_codes(x, weight, out, bias, gated)
     (m, n), pairs = out.shape, (x.codes.view(PAIR), weight.codes.view(PAIR))
@@ -79,14 +80,14 @@ def run_flat(dtype: str, x, weight, out, bias, stream, tiling: FlatWgmmaTiling |
     tiling = tiling or choose_flat_tiling(padded_rows(m), n, k, gated)
     tokens = padded_rows(m, tiling.sharers)
     half = out.dtype.name if out.dtype in HALF_DTYPES else "bfloat16"
-    chosen = flat_wgmma_kernel(tokens, tiling, dtype, gated, stored_together(out, np.dtype(half)), half)
+    chosen = flat_wgmma_kernel(tokens, tiling, found.codes.wgmma, gated, stored_together(out, np.dtype(half)), half)
     tiles = ceil_div(n, tiling.rows // 2 if gated else tiling.rows)
     arguments = (bias, x.scales, weight.scales, out, ceil_div(k, flat_tiling.TILE_K))
     launch_flat_wgmma(chosen, *pairs, arguments, tokens, tiling, tiles, gated, stream)
 
 
-def make_gemm(run, dtype: str):
-    """The launcher of a W8A8 GEMM; run: run_wgmma or run_flat; dtype of the codes: "float8_e4m3fn" or "int8"."""
+def make_gemm(run, found: Format):
+    """The launcher of a W8A8 GEMM; run: run_wgmma or run_flat; found: INT8 or FP8."""
 
     def gemm(x, weight, out, bias=None, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
         """Write x @ weight.T + bias into `out` [M, N], float16, bfloat16 or float32.
@@ -95,12 +96,12 @@ def make_gemm(run, dtype: str):
         KernelArgumentError if shapes or dtypes do not fit, if rows do not begin on multiples of 16 bytes, if there are too many rows, and
         on a GPU of another compute capability than 9.0.
         """
-        run(dtype, x, weight, out, bias, stream, tiling, False)
+        run(found, x, weight, out, bias, stream, tiling, False)
 
     return gemm
 
 
-def make_gated_gemm(run, dtype: str):
+def make_gated_gemm(run, found: Format):
     """The launcher of a W8A8 GEMM with gate and up; arguments as in make_gemm."""
 
     def gated_gemm(x, gate_up, out, stream=None, tiling: WgmmaTiling | FlatWgmmaTiling | None = None) -> None:
@@ -109,6 +110,6 @@ def make_gated_gemm(run, dtype: str):
         x: QuantizedRows [M, K]; gate_up: codes [2 I, K], the gate's rows first, scales [2 I]. gate and up are not rounded before they are
         multiplied. Raises as the launcher of make_gemm does.
         """
-        run(dtype, x, gate_up, out, None, stream, tiling, True)
+        run(found, x, gate_up, out, None, stream, tiling, True)
 
     return gated_gemm

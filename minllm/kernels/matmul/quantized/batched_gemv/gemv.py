@@ -7,8 +7,7 @@ There each block holds all of x in shared memory; here the blocks of a cluster d
 
     tiling.py                      how the work is divided
     kernel.py                      which warp multiplies what, and when it is loaded
-    decoder.py, int4.py, nf4.py    how codes become the tensor cores' operand A
-    x.py                           x as operand B
+    x.py                           x as operand B; quantization/decoder.py: codes as operand A
     loads.py, multiply_step.py     loads from HBM to registers; one step of mma.sync
     sums.py, outputs.py            sums sent to the block that writes them; the outputs
 
@@ -17,51 +16,22 @@ Source: Frantar et al. 2024, "MARLIN"; PTX ISA, "mma", "barrier.cluster".
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.quantized.arguments import MOST_CODE_BYTES, UINT8, check_out
-from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
-from minllm.kernels.matmul.quantized.batched_gemv.int4 import make_int4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.kernel import batched_gemv_kernel, dynamic_bytes
-from minllm.kernels.matmul.quantized.batched_gemv.nf4 import make_nf4_decoder
 from minllm.kernels.matmul.quantized.batched_gemv.outputs import GATED, PLAIN
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, BatchedGemvTiling
-from minllm.kernels.matmul.quantized.int4_codes import int4_arrays, takes_int4
-from minllm.kernels.matmul.quantized.nf4 import nf4_arrays
 from minllm.kernels.matmul.quantized.row_pairs import PAIRS
+from minllm.kernels.quantization.decoder import Format
+from minllm.kernels.quantization.int4 import INT4
 from minllm.runtime.device import SHARED_BYTES_PER_BLOCK, is_assumed, sms_here
 from minllm.runtime.kernel import check, launch
 
 MOST_ROWS = 16
-
-
-class Format(NamedTuple):
-    """A weight format, as the launchers need it."""
-
-    name: str
-    takes: Callable[[int, Any], bool]  # (K, weight) -> whether its groups are supported
-    decoder: Callable[[Any, int, BatchedGemvTiling, str], tuple[Decoder, Any]]  # (weight, K, tiling, dtype) -> (Decoder, its arrays)
-
-
-def int4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
-    """Return the Decoder of an Int4Weight, and its arrays."""
-    kind, arrays = int4_arrays(weight, k)
-    return make_int4_decoder(dtype, *kind), arrays
-
-
-def nf4_decoder(weight, k: int, tiling: BatchedGemvTiling, dtype: str) -> tuple[Decoder, Any]:
-    """Return the Decoder of an Nf4Weight, and its arrays."""
-    is_nested, arrays = nf4_arrays(weight)
-    return make_nf4_decoder(dtype, tiling.threads, is_nested), arrays
-
-
-INT4 = Format("int4", takes_int4, int4_decoder)
-NF4 = Format("NF4", lambda k, weight: True, nf4_decoder)
 
 
 def fits(found: Format, x, weight) -> bool:
@@ -117,9 +87,10 @@ def run(found: Format, x, weight, bias, out, outputs, pairs: int, stream, tiling
     check(m <= tiling.tokens, f"{tiling} for {m} rows of x")
     needed = tiling.shared_bytes(k // INPUTS)
     check(needed <= SHARED_BYTES_PER_BLOCK, f"{tiling}: {needed} bytes of shared memory; a block has {SHARED_BYTES_PER_BLOCK}")
-    decoder, arrays = found.decoder(weight, k, tiling, x.dtype.name)
+    assert found.batched is not None
+    decoder = found.batched(x.dtype.name, tiling.threads, *found.kind(weight, k))
     kernel = batched_gemv_kernel(tiling, decoder, outputs, x.dtype.name, k)
-    shared_bytes, arguments = dynamic_bytes(tiling, k // INPUTS, decoder.groups), (x, arrays, bias, out, n, pairs)
+    shared_bytes, arguments = dynamic_bytes(tiling, k // INPUTS, decoder.groups), (x, found.arrays(weight), bias, out, n, pairs)
     wanted = ceil_div(ceil_div(pairs, PAIRS), tiling.tiles)
     clusters = min(wanted, clusters_at_a_time(kernel, tiling, arguments, shared_bytes))
     launch(kernel, clusters * tiling.cluster, tiling.threads, arguments, stream, shared_bytes, (tiling.cluster, 1, 1))

@@ -17,13 +17,13 @@ import functools
 from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.loads import CODE_WORDS, make_loads
 from minllm.kernels.matmul.quantized.batched_gemv.multiply_step import make_multiply_step
 from minllm.kernels.matmul.quantized.batched_gemv.sums import BUFFERS, Outputs, make_begin, make_finish, make_send
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, BatchedGemvTiling
 from minllm.kernels.matmul.quantized.batched_gemv.x import first_sum, make_load_x, x_bytes
 from minllm.kernels.matmul.quantized.row_pairs import PAIRS
+from minllm.kernels.quantization.decoder import BatchedDecoder
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
 
@@ -37,9 +37,9 @@ def dynamic_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
 
 
 @functools.cache
-def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Outputs, dtype: str, k: int):
+def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: BatchedDecoder, outputs: Outputs, dtype: str, k: int):
     """The kernel for x of `dtype` with rows of k numbers, and weights in the format of `decoder`."""
-    steps, groups, table_bytes = k // INPUTS, decoder.groups, decoder.table_bytes
+    steps, groups, table_bytes = k // INPUTS, decoder.groups, decoder.table.bytes
     chunks, steps_of_block, tiles_of_cluster = tiling.chunks(steps), tiling.steps_of_block(steps), tiling.tiles
     (warps, splits, cluster, unroll, _, _), registers = tiling, tiling.tokens // 2
     loads, stride_of_chunk = make_loads(tiling, decoder, steps), tiling.unroll * tiling.splits
@@ -47,7 +47,7 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
     begin, barrier_words, buffers_at = make_begin(tiling), 4 * BUFFERS, x_bytes(tiling, steps, groups) // 4
     send, finish = make_send(tiling, buffers_at), make_finish(tiling, outputs, decoder.unit, buffers_at)
     code_words, scale_words, scale_values = loads.code_words, loads.scale_words, loads.scale_values
-    load_codes, rows_of = loads.codes, outputs.rows_of
+    load_codes, rows_of, fill_table, decoding_of = loads.codes, outputs.rows_of, decoder.table.fill, decoder.table.decoding
     # Without a fence ptxas moves the loads of all steps behind the mma.sync of the last one, which is better only for int4 and 16 tokens.
     loads_stay = tiling.tokens == 8 or table_bytes > 0
 
@@ -86,7 +86,8 @@ def batched_gemv_kernel(tiling: BatchedGemvTiling, decoder: Decoder, outputs: Ou
         load_all_codes(weight.codes, loads.places(rows, int32(first_step + split)), int32(first_step + split), codes)
         cuda.syncwarp()  # loads do not move across it: loads of codes are issued before any load that waits for another
         loads.scales(weight, rows, int32(first_step + split), words)
-        decoding = decoder.begin_block(table, weight)
+        fill_table(table, weight)
+        decoding = decoding_of(table)
         ptx.barrier_cluster_wait()  # all blocks of the cluster have initialised their mbarriers
         ptx.griddepcontrol_wait()
         load_x(x, rank, memory)

@@ -7,15 +7,15 @@ from numba import cuda, int32, int64, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
+from minllm.kernels.quantization.decoder import BatchedDecoder
 
 ROW_BYTES, WORDS = 64, 4  # bytes of codes per row and step; a lane's words of them
 CODE_WORDS = 2 * WORDS  # words of codes of a lane's two rows
 
 
 class Row(NamedTuple):
-    """A row of weight: its number, and what Decoder.begin returned for it."""
+    """A row of weight: its number, and what BatchedDecoder.begin returned for it."""
 
     number: int
     kept: Any
@@ -81,7 +81,7 @@ def make_load_codes(tiling: BatchedGemvTiling, groups: int, steps: int):
     return places, load
 
 
-def make_loads(tiling: BatchedGemvTiling, decoder: Decoder, steps: int) -> Loads:
+def make_loads(tiling: BatchedGemvTiling, decoder: BatchedDecoder, steps: int) -> Loads:
     """Return the Loads of weights with rows of this many steps."""
     splits, groups, words_of_a_group, last_group = tiling.splits, decoder.groups, decoder.words, steps * decoder.groups - 1
     (places, load_codes), load_group, scale_of, begin = make_load_codes(tiling, groups, steps), decoder.load, decoder.scale, decoder.begin

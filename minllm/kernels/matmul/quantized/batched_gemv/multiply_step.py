@@ -4,13 +4,13 @@ from numba import cuda, float32, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.fragments import MULTIPLY
-from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from minllm.kernels.matmul.quantized.batched_gemv.x import WORDS, make_load_word
+from minllm.kernels.quantization.decoder import BatchedDecoder
 from minllm.tiles.warp import ALL_LANES
 
 
-def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str):
+def make_multiply_group(tiling: BatchedGemvTiling, decoder: BatchedDecoder, dtype: str):
     """Return the device function: sums[0 : 4 * blocks] = the numbers of one group of a step, times x."""
     load_word, multiply, pair, words_of_a_group = make_load_word(tiling), MULTIPLY[dtype], decoder.pair, WORDS // decoder.groups
     blocks = tiling.tokens // 8
@@ -35,7 +35,7 @@ def make_multiply_group(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str)
     return multiply_group
 
 
-def make_multiply_step(tiling: BatchedGemvTiling, decoder: Decoder, dtype: str, first_sum: int):
+def make_multiply_step(tiling: BatchedGemvTiling, decoder: BatchedDecoder, dtype: str, first_sum: int):
     """Return the device function: total[0 : 4 * blocks] += the u-th step in flight; lanes hold its scales."""
     groups, blocks, tokens = decoder.groups, tiling.tokens // 8, tiling.tokens
     multiply_group, add, four_of_each = make_multiply_group(tiling, decoder, dtype), decoder.add, 4 * blocks

@@ -1,6 +1,6 @@
 """A block's part of x in shared memory, as mma.sync's operand B: 16 bytes per token, word of codes, and lane.
 
-    memory[step, w, token, t] = the eight inputs of word w of lane t (decoder.py)            followed by sums[step, group, token]
+    memory[step, w, token, t] = the eight inputs of word w of lane t (BatchedDecoder)            followed by sums[step, group, token]
 
 The 32 lanes of a warp read 512 adjacent bytes for eight tokens, without bank conflicts. The sums of x over groups are added by shuffles
 while x is copied.
@@ -14,8 +14,8 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.batched_gemv.decoder import Decoder
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, BatchedGemvTiling
+from minllm.kernels.quantization.decoder import BatchedDecoder
 from minllm.kernels.vector import load_words, vector_unpack
 from minllm.tiles.warp import ALL_LANES, WARP
 
@@ -63,7 +63,7 @@ def make_place_of(tiling: BatchedGemvTiling, groups: int):
     return place_of
 
 
-def make_store_sum(tiling: BatchedGemvTiling, decoder: Decoder, steps: int, dtype: str):
+def make_store_sum(tiling: BatchedGemvTiling, decoder: BatchedDecoder, steps: int, dtype: str):
     """Return the device function that adds up the vectors of a group, each held by a lane, and stores their sum times the decoder's unit.
 
     words[at : at + 4]: the lane's vector. All lanes of a warp must call it.
@@ -89,7 +89,7 @@ def make_store_sum(tiling: BatchedGemvTiling, decoder: Decoder, steps: int, dtyp
     return store_sum
 
 
-def make_load_x(tiling: BatchedGemvTiling, decoder: Decoder, k: int, dtype: str):
+def make_load_x(tiling: BatchedGemvTiling, decoder: BatchedDecoder, k: int, dtype: str):
     """load_x(x, rank, memory): copy the part of x of the block with this rank in its cluster to shared memory, with its sums.
 
     It goes through registers: cp.async takes five times as long if neighbours in x do not stay neighbours.

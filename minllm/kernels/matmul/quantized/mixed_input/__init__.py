@@ -7,10 +7,7 @@
     epilogue.py        outputs that leave by TMA while the next tile is multiplied
     k_groups.py        warpgroups of a block that divide K: their stages, and how their sums are added
     scales.py          scales and zero points, which TMA loads beside the codes
-    decoder.py         a consumer's interface to a weight format
-    int4.py            int4_gemm: four-bit codes with scales and zero points or minimums
-    nf4.py             nf4_gemm: four-bit codes that look up a table, with absmax in 8 bits
-    int8.py            int8_group_gemm: int8 codes with scales
+    decoder.py         a step of codes in shared memory becomes numbers (quantization/decoder.py)
     gemm.py            what the launchers of all formats do, plain and with gate and up
 
 The weight becomes 16 bits in registers, as wgmma's left operand.

@@ -1,87 +1,21 @@
-"""The mixed-input GEMM's interface to a weight format: how a step of codes becomes numbers in registers.
+"""A step of codes becomes numbers in registers: what lanes load of the codes in shared memory.
 
 wgmma's left operand, m64k16, lies in registers: of 16 rows and 16 inputs, lane 4 g + t of a warp holds inputs 2 t, 2 t + 1, 2 t + 8 and
 2 t + 9 of rows g and g + 8, two numbers per register: g low, g + 8 low, g high, g + 8 high. A step is four such operands.
 
-A `Lane` is the data that a lane keeps over all steps. Scales arrive with the codes (scales.py), or are loaded by the lanes one step ahead;
-then they stay unconverted, so that no instruction waits for them. At the beginning of a step they become pairs of the same 16-bit number.
-
 Source: PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16" (A in registers).
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
-import numpy as np
 from numba import cuda, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.int4_codes import FLOAT_OF
-from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleArray
-from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP
+from minllm.kernels.quantization.decoder import STEP, TileDecoder
 from minllm.kernels.vector import load_words
 
 FRAGMENTS = STEP // 4  # registers for a lane's numbers of a step
 WORDS = STEP // 8  # words of four-bit codes per row and step
 BOTH_ROWS = 2 * WORDS
-MINUS_ZEROS = 0x80008000  # a pair of -0: an fma that adds it only multiplies, and keeps the sign of zero
-PACK = {"bfloat16": ptx.pack_bf16x2, "float16": ptx.pack_f16x2}
-FMA = {"bfloat16": ptx.fma_bf16x2, "float16": ptx.fma_f16x2}
-
-
-class Decoder(NamedTuple):
-    """The arrays, three sizes and the device functions of a format."""
-
-    scales: tuple[ScaleArray, ...]  # the one or two arrays of scales that TMA loads with the codes
-    code_bytes: int  # bytes of codes per row and step
-    pairs: int  # registers for a lane's scales of a step
-    table_bytes: int  # bytes of the table in shared memory, 0 without one
-    fill_table: Callable  # (table, weight): all threads fill it before a barrier
-    make_lane: Callable  # (weight, table, low, high) -> Lane of rows low and high
-    load_ahead: Callable  # (weight, lane, step) -> the lane's scale data for a step that no TMA loads, unconverted
-    make_pairs: Callable  # (read) -> make_pairs(lane, ahead, stage, elements, pairs): pairs = the scales as pairs of 16-bit floats;
-    # ahead: from load_ahead; stage: its shared address; read, elements: those of ScaleTiles
-    decode: Callable  # (memory, line, apart, lane, pairs, numbers): numbers[0 : 16] = a step; line: the word of memory where the lane's row
-    # low begins; apart: words from there to row high, a constant, so that it becomes an offset of the loads
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a stage per row of weight."""
-        return self.code_bytes + sum(one.room for one in self.scales)
-
-    @property
-    def bytes_of_arrivals(self) -> int:
-        """Bytes that TMA loads per row of weight and step."""
-        return self.code_bytes + sum(one.bytes for one in self.scales)
-
-
-@cuda.jit(device=True, forceinline=True)
-def unknown_zero():
-    """Return 0, which the compiler does not know: a known mask would be moved to a register for every pair that it is applied to."""
-    return uint32(ptx.keep_register(uint32(cuda.threadIdx.x)) >> uint32(16))
-
-
-def make_pair_of(scales: np.dtype, dtype: str):
-    """pair_of(word): a scale's bits as a pair of the same number of x's `dtype`; scales: their dtype."""
-    float_of, pack = FLOAT_OF[scales.name], PACK[dtype]
-
-    @cuda.jit(device=True, forceinline=True)
-    def pair_of(word):
-        scale = float_of(word)
-        return pack(scale, scale)
-
-    return pair_of
-
-
-@cuda.jit(device=True, forceinline=True)
-def no_table(table, weight):
-    """Decoder.fill_table for a format without a table."""
-
-
-@cuda.jit(device=True, forceinline=True)
-def nothing_ahead(weight, lane, step):
-    """Decoder.load_ahead for a format whose scales arrive with the codes."""
-    return uint32(0)
+CHUNKS = STEP // 16  # 16-byte chunks of 8-bit codes per row and step
 
 
 def make_chunk_at(code_bytes: int):
@@ -97,7 +31,7 @@ def make_chunk_at(code_bytes: int):
     return chunk_at
 
 
-chunk_of_nibbles_at = make_chunk_at(STEP // 2)
+chunk_of_nibbles_at, chunk_of_bytes_at = make_chunk_at(STEP // 2), make_chunk_at(STEP)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -107,3 +41,35 @@ def load_nibbles(memory, line, apart, words):
         at = uint32(line + chunk_of_nibbles_at(chunk))
         load_words(memory, at, words, 4 * chunk)
         load_words(memory, at + uint32(apart), words, WORDS + 4 * chunk)
+
+
+def make_decode(decoder: TileDecoder):
+    """decode(memory, line, apart, lane, pairs, numbers): numbers[0 : 16] = a decoded step of both rows.
+
+    line: the word of memory where the lane's row low begins; apart: words from there to row high, a constant, so that it becomes an offset
+    of the loads.
+    """
+    number, groups, per_row = decoder.number, decoder.scales[0].groups, decoder.pairs
+    words_of_group, chunks_of_group = WORDS // groups, CHUNKS // groups
+
+    @cuda.jit(device=True, forceinline=True)
+    def decode_nibbles(memory, line, apart, lane, pairs, numbers):
+        words = cuda.local.array(BOTH_ROWS, uint32)
+        load_nibbles(memory, line, apart, words)
+        for word in range(WORDS):
+            at = word // words_of_group * 2 * per_row
+            numbers[2 * word] = number(words[word], lane, pairs, at)
+            numbers[2 * word + 1] = number(words[WORDS + word], lane, pairs, at + per_row)
+
+    @cuda.jit(device=True, forceinline=True)
+    def decode_bytes(memory, line, apart, lane, pairs, numbers):
+        """A lane loads only words that it needs. If it loaded 16 bytes at a time, the loads of a warp would take twice as many cycles of
+        shared memory, which is as busy as the tensor cores."""
+        first = ptx.shared_address(memory, uint32(line + lane.word))
+        for chunk in range(CHUNKS):
+            address, at = uint32(first + chunk_of_bytes_at(chunk) * uint32(4)), chunk // chunks_of_group * 2
+            for i in range(4):  # inputs 0 to 7 of rows low and high, then inputs 8 to 15
+                word = ptx.load_shared_32(uint32(address + i % 2 * 4 * apart + i // 2 * 8))
+                numbers[4 * chunk + i] = number(word, lane, pairs, at + i % 2)
+
+    return decode_bytes if decoder.code_bytes == STEP else decode_nibbles

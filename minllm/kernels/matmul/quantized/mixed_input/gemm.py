@@ -1,6 +1,5 @@
 """What the launchers of mixed-input GEMM have in common: checks, tensor maps, the grid; any number of rows of x, compute capability 9.0."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,10 +8,10 @@ from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.flat.output import stored_together
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, GROUP_DTYPES, check_out
-from minllm.kernels.matmul.quantized.mixed_input.decoder import Decoder
 from minllm.kernels.matmul.quantized.mixed_input.kernel import mixed_input_kernel
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleMaps
-from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling, choose_tiling
+from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling, choose_tiling
+from minllm.kernels.quantization.decoder import STEP, Format, TileDecoder
 from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check, launch
 from minllm.runtime.tensor_map import tensor_map
@@ -58,7 +57,7 @@ def check_arrays(x, weight, out, bias, gated: bool) -> None:
     check_out(x, out, bias, n, gated)
 
 
-def scale_maps(decoder: Decoder, weight, rows: int) -> ScaleMaps:
+def scale_maps(decoder: TileDecoder, weight, rows: int) -> ScaleMaps:
     """Return the tensor maps of a weight's scales, in boxes of a step's groups and `rows` rows of weight."""
     maps = [
         tensor_map(array, (one.groups, rows), swizzle=0, promotion=128)
@@ -81,18 +80,19 @@ def blocks_of(tiling: MixedInputTiling, x, n: int) -> int:
     return min(tiles, sms * tiling.blocks) if tiling.batches else tiles * tiling.splits
 
 
-def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInputTiling | None, gated: bool) -> None:
+def run(found: Format, x, weight, out, bias, stream, tiling: MixedInputTiling | None, gated: bool) -> None:
     """Check the arguments and launch."""
     check_arrays(x, weight, out, bias, gated)
     (m, k), n = x.shape, weight.codes.shape[0]
     if 0 in out.shape:
         return
-    (decoder, arrays), steps = make_decoder(x, weight), ceil_div(k, STEP)
+    assert found.tiles is not None
+    decoder, steps = found.tiles(x.dtype.name, *found.kind(weight, k)), ceil_div(k, STEP)
     code_bytes = decoder.code_bytes
     check_array("codes", weight.codes, CODE_DTYPES, N=n, bytes=k * code_bytes // STEP)
     copied = out.dtype == x.dtype and rows_begin_on(16, out)
-    tiling = tiling or choose_tiling(m, out.shape[1], k, gated, decoder.row_bytes, decoder.table_bytes, copied)
-    tiling.check(decoder.row_bytes, decoder.table_bytes)
+    tiling = tiling or choose_tiling(m, out.shape[1], k, gated, decoder.row_bytes, decoder.table.bytes, copied)
+    tiling.check(decoder.row_bytes, decoder.table.bytes)
     whole = f"{tiling}: TMA stores outputs of x's dtype, {x.dtype}, in rows that begin on multiples of 16 bytes; out is {out.dtype}"
     check(copied or not tiling.batches, f"{whole} {list(out.shape)}")
     check(tiling.splits <= steps, f"{tiling}: x has {k} columns, {steps} steps of {STEP}, which must be as many as the splits")
@@ -100,12 +100,21 @@ def run(make_decoder: Callable, x, weight, out, bias, stream, tiling: MixedInput
     x_map = tensor_map(x, (tiling.tokens, STEP), promotion=128)
     rows = tiling.columns(gated)  # per box of codes
     weight_map = tensor_map(weight.codes.view("uint16"), (rows, code_bytes // 2), swizzle=code_bytes, promotion=128)
-    arguments = (x_map, weight_map, scale_maps(decoder, weight, rows), map_of_out(tiling, out, gated), arrays, bias, out, steps)
+    arguments = (
+        x_map,
+        weight_map,
+        scale_maps(decoder, weight, rows),
+        map_of_out(tiling, out, gated),
+        found.tile_arrays(weight),
+        bias,
+        out,
+        steps,
+    )
     blocks, cluster = blocks_of(tiling, x, n), (tiling.splits, 1, 1) if tiling.splits > 1 else None
     launch(chosen, blocks, tiling.threads, arguments, stream, tiling.shared_bytes(decoder.row_bytes), cluster)
 
 
-def make_gemm(make_decoder: Callable) -> Any:
+def make_gemm(found: Format) -> Any:
     """The launcher of a GEMM with weights of one format."""
 
     def gemm(x, weight, out, bias=None, stream=None, tiling: MixedInputTiling | None = None) -> None:
@@ -115,12 +124,12 @@ def make_gemm(make_decoder: Callable) -> Any:
         overrides the choice by shape. Raises KernelArgumentError for anything else (see `fits`), and on a GPU of another compute capability
         than 9.0.
         """
-        run(make_decoder, x, weight, out, bias, stream, tiling, False)
+        run(found, x, weight, out, bias, stream, tiling, False)
 
     return gemm
 
 
-def make_gated_gemm(make_decoder: Callable) -> Any:
+def make_gated_gemm(found: Format) -> Any:
     """The launcher of a GEMM with gate and up, for weights of one format."""
 
     def gated_gemm(x, gate_up, out, stream=None, tiling: MixedInputTiling | None = None) -> None:
@@ -128,6 +137,6 @@ def make_gated_gemm(make_decoder: Callable) -> Any:
 
         gate_up: the format's NamedTuple [2 I, K], the gate's rows first. Raises as the launcher of make_gemm does.
         """
-        run(make_decoder, x, gate_up, out, None, stream, tiling, True)
+        run(found, x, gate_up, out, None, stream, tiling, True)
 
     return gated_gemm

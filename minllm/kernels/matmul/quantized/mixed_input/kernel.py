@@ -21,13 +21,13 @@ from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.matmul.flat.output import make_added, make_write
-from minllm.kernels.matmul.quantized.mixed_input.decoder import Decoder
 from minllm.kernels.matmul.quantized.mixed_input.epilogue import make_store_tile
 from minllm.kernels.matmul.quantized.mixed_input.grid import make_grid_of_block, make_tile_at
 from minllm.kernels.matmul.quantized.mixed_input.k_groups import make_leave_sums
 from minllm.kernels.matmul.quantized.mixed_input.mainloop import Mainloop, make_consumer, make_mainloop, make_produce
 from minllm.kernels.matmul.quantized.mixed_input.scales import make_scale_tiles
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
+from minllm.kernels.quantization.decoder import TileDecoder
 from minllm.runtime.kernel import kernel
 from minllm.tiles.pipeline import make_pipeline
 from minllm.tiles.shared import first_tile_address
@@ -77,7 +77,7 @@ def make_consume_all(tiling: MixedInputTiling, dtype: str, gated: bool, mainloop
 
 
 @functools.cache
-def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, gated: bool, together: int):
+def mixed_input_kernel(tiling: MixedInputTiling, decoder: TileDecoder, dtype: str, gated: bool, together: int):
     """The kernel for x of `dtype` and weights in the format of `decoder`; gated and together as in flat_wgmma_kernel."""
     ring_bytes, staging_bytes = tiling.ring_bytes(decoder.row_bytes), tiling.staging_bytes
     pipeline = make_pipeline(tiling.stages, tiling.stage_bytes(decoder.row_bytes), tiling.warpgroups // tiling.k_groups, by_thread=True)
@@ -88,7 +88,7 @@ def mixed_input_kernel(tiling: MixedInputTiling, decoder: Decoder, dtype: str, g
         consume = make_consume_all(tiling, dtype, gated, mainloop, pipeline, tile_at)
     else:
         consume = make_consume_one(tiling, dtype, gated, together, mainloop, pipeline, tile_at)
-    splits, two_consumers, table_bytes, fill_table = tiling.splits, tiling.warpgroups == 2, decoder.table_bytes, decoder.fill_table
+    splits, two_consumers, table_bytes, fill_table = tiling.splits, tiling.warpgroups == 2, decoder.table.bytes, decoder.table.fill
     grid_of_block = make_grid_of_block(tiling, gated)
     producer_registers, consumer_registers = 40, 232 if tiling.blocks == 1 else 96  # together all that the launch bounds leave to a block
 

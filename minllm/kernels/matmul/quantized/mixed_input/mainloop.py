@@ -16,16 +16,17 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.matmul.quantized.mixed_input.decoder import FRAGMENTS, Decoder
+from minllm.kernels.matmul.quantized.mixed_input.decoder import FRAGMENTS, make_decode
 from minllm.kernels.matmul.quantized.mixed_input.k_groups import make_advance, make_group_of
 from minllm.kernels.matmul.quantized.mixed_input.scales import ScaleTiles
-from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
+from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
+from minllm.kernels.quantization.decoder import STEP, TileDecoder
 from minllm.runtime.array_protocol import Array
 from minllm.tiles import tma
 from minllm.tiles.wgmma import make_wgmma
 
 
-def make_produce(tiling: MixedInputTiling, decoder: Decoder, gated: bool, scale_tiles: ScaleTiles, pipeline, tile_at):
+def make_produce(tiling: MixedInputTiling, decoder: TileDecoder, gated: bool, scale_tiles: ScaleTiles, pipeline, tile_at):
     """The device function of the producer, one thread that keeps the stages full."""
     x_bytes, code_bytes, stages, load_scales = tiling.x_tile.bytes, decoder.code_bytes, tiling.stages, scale_tiles.load
     second_half, arrivals = x_bytes + tiling.rows * code_bytes // 2, x_bytes + tiling.rows * decoder.bytes_of_arrivals
@@ -119,13 +120,13 @@ class Mainloop(NamedTuple):
     multiply_tile: Callable
 
 
-def make_mainloop(tiling: MixedInputTiling, dtype: str, decoder: Decoder, gated: bool, scale_tiles: ScaleTiles, pipeline) -> Mainloop:
+def make_mainloop(tiling: MixedInputTiling, dtype: str, decoder: TileDecoder, gated: bool, scale_tiles: ScaleTiles, pipeline) -> Mainloop:
     """Return the Mainloop of a consumer."""
     rows, stage_words, code_words = tiling.rows, tiling.stage_bytes(decoder.row_bytes) // 4, decoder.code_bytes // 4
     x_words, make_pairs, elements_of = tiling.x_tile.bytes // 4, decoder.make_pairs(scale_tiles.read), scale_tiles.elements
-    make_lane, load_ahead, decode = decoder.make_lane, decoder.load_ahead, decoder.decode
+    make_lane, load_ahead, decode = decoder.make_lane, decoder.load_ahead, make_decode(decoder)
     words_apart = tiling.rows_apart(gated) * code_words
-    k_groups, advance, pair_registers = tiling.k_groups, make_advance(tiling, pipeline), decoder.pairs
+    k_groups, advance, pair_registers = tiling.k_groups, make_advance(tiling, pipeline), 2 * decoder.scales[0].groups * decoder.pairs
     wgmma, halves = make_wgmma(tiling.x_tile, dtype, halves=True), 2 if gated else 1
     registers = wgmma.registers
 

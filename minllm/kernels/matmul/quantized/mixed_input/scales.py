@@ -16,34 +16,11 @@ import numpy as np
 from numba import cuda, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.mixed_input.tiling import STEP, MixedInputTiling
+from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
+from minllm.kernels.quantization.decoder import STEP, ScaleArray
 from minllm.tiles import tma
 
 WORD_MASK = 0xFFFFFFFC  # bits of a byte's number that select its word
-FEWEST_BYTES = 4  # room that an array has per row and step: tiles of 32 or more rows then begin at multiples of 128 bytes, as TMA requires
-
-
-class ScaleArray(NamedTuple):
-    """An array [groups, N] of a weight in groups of `group_size` inputs."""
-
-    dtype: np.dtype
-    group_size: int
-
-    @property
-    def groups(self) -> int:
-        """Groups per step."""
-        return ceil_div(STEP, self.group_size)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that arrive per row and step."""
-        return self.groups * self.dtype.itemsize
-
-    @property
-    def room(self) -> int:
-        """Bytes of shared memory per row and step."""
-        return max(self.bytes, FEWEST_BYTES)
 
 
 ABSENT = ScaleArray(np.dtype(np.float32), STEP)  # stands for an array that a format does not have; it is not loaded

@@ -5,12 +5,12 @@ from typing import NamedTuple
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import padded_rows
 from minllm.kernels.matmul.flat.output import PADDING
+from minllm.kernels.quantization.decoder import STEP
 from minllm.runtime.device import SHARED_BYTES_PER_BLOCK, sms_here
 from minllm.runtime.kernel import check
 from minllm.tiles.shared import ALIGNMENT, SharedTile
 from minllm.tiles.warpgroup import ROWS, THREADS
 
-STEP = 64  # inputs per step
 MOST_TOKENS = 256  # most rows of x per block
 TWO_BLOCKS_UP_TO = 64  # rows of x up to which two blocks of a large weight share an SM: with few sums, one does not keep it busy
 DIVIDED_FROM = 64  # rows of x per block from which its warpgroups divide K if blocks would have to

@@ -10,7 +10,7 @@ codes are in flight, so that neither a norm nor a quantising kernel is launched:
 The final sums are multiplied by factor (and scale), as in DeferredNorm (flat/deferred_norm.py). So the block writes y without waiting for
 the sum of squares, and codes do not depend on it.
 
-Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4; weights/int8.py and weights/fp8.py for the codes.
+Source: Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4; kernels/quantization/int8.py and fp8.py for the codes.
 """
 
 from numba import cuda, float32, uint32
@@ -18,7 +18,7 @@ from numba.cuda import libdevice
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.rows import LARGEST, fp8_word, int8_word
+from minllm.kernels.quantization.decoder import RowCodes
 from minllm.kernels.reduction import block_max, block_sum
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
 from minllm.tiles.warp import ALL_LANES, WARP
@@ -116,11 +116,11 @@ def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts:
     return prepare
 
 
-def make_prepare_codes(k: int, padded_k: int, threads: int, dtype: str, code: str):
-    """Return Operand.prepare for x in "int8" or "fp8" codes: memory = its codes, four per word."""
+def make_prepare_codes(k: int, padded_k: int, threads: int, dtype: str, code: RowCodes):
+    """Return Operand.prepare for x in codes: memory = its codes, four per word."""
     held, load, values_of, inverse_rms = make_row(k, padded_k, threads, dtype)
-    largest, inverse_largest, each = float(LARGEST[code]), 1 / LARGEST[code], held // 4
-    word_of, vectors = {"int8": int8_word, "fp8": fp8_word}[code], padded_k // WIDTH
+    largest, inverse_largest, each = float(code.largest), 1 / code.largest, held // 4
+    word_of, vectors = code.word, padded_k // WIDTH
 
     @cuda.jit(device=True, forceinline=True)
     def prepare(x, norm, epsilon, memory):

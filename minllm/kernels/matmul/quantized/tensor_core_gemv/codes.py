@@ -11,30 +11,28 @@ from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
-from minllm import ptx
 from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_codes
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import (
-    CODE_WORDS,
-    LANE_BYTES,
-    Operand,
-    fill_nothing,
-    first_step,
-    load_nothing,
-    no_decoder,
-    scale_nothing,
-)
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Operand
+from minllm.kernels.quantization.decoder import LANE_BYTES, NO_TABLE, ROW_BYTES, RowCodes
 from minllm.kernels.vector import load_words
-from minllm.runtime.array_protocol import Array
 
-INPUTS = 64
-MULTIPLY = {"int8": ptx.mma_m16n8k32_s8, "fp8": ptx.mma_m16n8k32_e4m3}
+INPUTS = ROW_BYTES  # inputs per step
 
 
-class Codes(NamedTuple):
-    """A weight [N, K]: codes [N * K], scales [N]."""
+@cuda.jit(device=True, forceinline=True)
+def load_nothing(weight, rows, kept, step, words, at):
+    """Operand.load: the scales of rows are in `kept`."""
 
-    codes: Array
-    scales: Array
+
+@cuda.jit(device=True, forceinline=True)
+def first_step():
+    """Operand.own_step: no steps are scaled."""
+    return int32(0)
+
+
+@cuda.jit(device=True, forceinline=True)
+def scale_nothing(memory, decoder, kept, held, index, step, sums):
+    """Operand.scale."""
 
 
 class Scales(NamedTuple):
@@ -45,9 +43,9 @@ class Scales(NamedTuple):
 
 
 @functools.cache
-def make_codes_operand(code: str, k: int, tiling, dtype: str) -> Operand:
-    """Return the Operand of "int8" or "fp8" codes, for x of `dtype`."""
-    multiply_codes, sum_type, padded_k = MULTIPLY[code], int32 if code == "int8" else float32, tiling.padded_steps(k // INPUTS) * INPUTS
+def make_codes_operand(code: RowCodes, k: int, tiling, dtype: str) -> Operand:
+    """Return the Operand of codes, for x of `dtype`."""
+    multiply_codes, padded_k = code.mma, tiling.padded_steps(k // INPUTS) * INPUTS
 
     @cuda.jit(device=True, forceinline=True)
     def multiply(memory, decoder, held, u, step, sums):
@@ -68,6 +66,5 @@ def make_codes_operand(code: str, k: int, tiling, dtype: str) -> Operand:
 
     prepare = make_prepare_codes(k, padded_k, tiling.threads, dtype, code)
     return Operand(
-        k // INPUTS, k, 1, 0, padded_k, 0, sum_type, fill_nothing, prepare, no_decoder, begin, first_step, load_nothing, multiply,
-        scale_nothing, finish,
+        k // INPUTS, k, 1, 0, padded_k, NO_TABLE, code.sum_type, prepare, begin, first_step, load_nothing, multiply, scale_nothing, finish,
     )  # fmt: skip

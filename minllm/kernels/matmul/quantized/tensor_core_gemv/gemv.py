@@ -4,26 +4,23 @@
     attention: query, keys and values are rows of norm(x) @ weight.T; query and keys are rotated, keys and values appended to the cache
 
 2 N K FLOPs on N K / 2 or N K bytes of codes, each read once: memory-bound. A GEMV on CUDA cores is limited not by HBM but by the
-instructions that turn codes into numbers (int4.py: 240 instructions of a warp per 512 bytes of int4). Tensor cores take over a part of this
-work: they multiply and add, also across lanes, and they take 8-bit codes unchanged. That leaves some 50 instructions per 512 bytes of int4
-in groups of 128, half of what an H200's HBM leaves time for, and 10 for int8 (counted in the machine code for 9.0).
+instructions that turn codes into numbers (../int4.py: 240 instructions of a warp per 512 bytes of int4). Tensor cores take over a part of
+this work: they multiply and add, also across lanes, and they take 8-bit codes unchanged. That leaves some 50 instructions per 512 bytes of
+int4 in groups of 128, half of what an H200's HBM leaves time for, and 10 for int8 (counted in the machine code for 9.0).
 
 One row of x fills one of mma.sync's eight columns, but the kernel is memory-bound and has tensor-core throughput to spare. Norm,
 quantisation of x, residual, SiLU, RoPE and the cache append are part of the kernel, so a layer of a decode step is four of these kernels
 and attention.
 
-    operand.py, int4.py, nf4.py, codes.py    how codes become the tensor cores' operand A
-    activations.py                           x as operand B
-    kernel.py                                which warp multiplies what, and when it is loaded
-    outputs.py                               the outputs made from the sums
+    operand.py, numbers.py, codes.py    the tensor cores' operand A: codes as numbers (quantization/decoder.py), or as they are
+    activations.py                      x as operand B
+    kernel.py                           which warp multiplies what, and when it is loaded
+    outputs.py                          the outputs made from the sums
 
 Source: Frantar et al. 2024, "MARLIN"; PTX ISA, "mma".
 """
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,12 +29,10 @@ from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_norm
 from minllm.kernels.matmul.qkv_arguments import check_qkv
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, MOST_CODE_BYTES, check_out
-from minllm.kernels.matmul.quantized.int4_codes import int4_arrays, takes_int4
-from minllm.kernels.matmul.quantized.nf4 import nf4_arrays
 from minllm.kernels.matmul.quantized.row_pairs import PAIRS
-from minllm.kernels.matmul.quantized.tensor_core_gemv import codes, int4, nf4
+from minllm.kernels.matmul.quantized.tensor_core_gemv.codes import make_codes_operand
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling, tensor_core_gemv_kernel
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import Operand
+from minllm.kernels.matmul.quantized.tensor_core_gemv.numbers import make_numbers_operand
 from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import (
     GATED,
     Attention,
@@ -47,44 +42,11 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import (
     make_attention,
     make_plain,
 )
+from minllm.kernels.quantization.decoder import Format
+from minllm.kernels.quantization.int4 import INT4
 from minllm.kernels.vector import VECTOR_BYTES, address
-from minllm.runtime.device import ADA, AMPERE, capability_here, sms_here
+from minllm.runtime.device import capability_here, sms_here
 from minllm.runtime.kernel import check, launch
-
-
-class Format(NamedTuple):
-    """A weight format, as the launchers need it."""
-
-    name: str
-    inputs: int  # inputs per step; K must be a multiple
-    per_byte: int  # codes per byte
-    since: tuple[int, int]  # first compute capability with its mma.sync
-    takes: Callable[[int, Any], bool]  # (K, weight) -> whether its groups are supported
-    operand: Callable[[Any, int, TensorCoreGemvTiling, str], tuple[Operand, Any]]  # (weight, K, tiling, dtype) -> (Operand, arrays)
-    multiplies_codes: bool = False  # whether tensor cores multiply codes of weight by codes of x (W8A8)
-
-
-def int4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
-    """Return the Operand of an Int4Weight, and its arrays."""
-    kind, arrays = int4_arrays(weight, k)
-    return int4.make_int4_operand(k, tiling, dtype, *kind), arrays
-
-
-def nf4_operand(weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
-    """Return the Operand of an Nf4Weight, and its arrays."""
-    is_nested, arrays = nf4_arrays(weight)
-    return nf4.make_nf4_operand(k, tiling, dtype, is_nested), arrays
-
-
-def codes_operand(code: str, weight, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> tuple[Operand, Any]:
-    """Return the Operand of a weight in "int8" or "fp8", and its arrays."""
-    return codes.make_codes_operand(code, k, tiling, dtype), codes.Codes(weight.codes.reshape(-1), weight.scales)
-
-
-INT4 = Format("int4", int4.INPUTS, 2, AMPERE, takes_int4, int4_operand)
-NF4 = Format("NF4", nf4.INPUTS, 2, AMPERE, lambda k, weight: True, nf4_operand)
-INT8 = Format("int8", codes.INPUTS, 1, AMPERE, lambda k, weight: True, functools.partial(codes_operand, "int8"), True)
-FP8 = Format("fp8", codes.INPUTS, 1, ADA, lambda k, weight: True, functools.partial(codes_operand, "fp8"), True)
 
 
 def fits(found: Format, x, weight) -> bool:
@@ -119,8 +81,8 @@ def choose_tiling(found: Format, n: int, k: int) -> TensorCoreGemvTiling:
     7 for 14,336 inputs.
     """
     steps, is_small = k // found.inputs, n <= 4096
-    most = 8 if is_small == found.multiplies_codes else 16
-    splits = max(1, min(most, steps // (2 if is_small and not found.multiplies_codes else 4)))
+    most = 8 if is_small == (found.codes is not None) else 16
+    splits = max(1, min(most, steps // (2 if is_small and found.codes is None else 4)))
     tilings = (tiling_of(steps, one) for one in range(splits, splits // 2, -1))
     return min(tilings, key=lambda tiling: max(tiling.padded_steps(steps), steps * 17 // 16))
 
@@ -133,12 +95,15 @@ def tiling_of(steps: int, splits: int) -> TensorCoreGemvTiling:
 
 def run(found: Format, x, norm, weight, outputs: Outputs, arrays, pairs: int, epsilon: float, stream, tiling) -> None:
     """Check the tiling and launch."""
-    n = weight.codes.shape[0]
-    tiling = TensorCoreGemvTiling(*(tiling or choose_tiling(found, n, x.shape[1])))
+    n, k, dtype = weight.codes.shape[0], x.shape[1], x.dtype.name
+    tiling = TensorCoreGemvTiling(*(tiling or choose_tiling(found, n, k)))
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
-    operand, arrays_of_weight = found.operand(weight, x.shape[1], tiling, x.dtype.name)
+    if found.codes is None:
+        operand = make_numbers_operand(found, found.kind(weight, k), k, tiling, dtype)
+    else:
+        operand = make_codes_operand(found.codes, k, tiling, dtype)
     grid = min(ceil_div(ceil_div(pairs, PAIRS), tiling.tiles), sms_here() * tiling.per_sm)
-    chosen, arguments = tensor_core_gemv_kernel(tiling, operand, outputs), (x, norm, arrays_of_weight, arrays, n, pairs, float(epsilon))
+    chosen, arguments = tensor_core_gemv_kernel(tiling, operand, outputs), (x, norm, found.arrays(weight), arrays, n, pairs, float(epsilon))
     launch(chosen, grid, tiling.threads, arguments, stream, operand.x_bytes)
 
 

@@ -17,8 +17,9 @@ from numba import cuda, float32, int32, int64, uint8, uint32
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.row_pairs import PAIRS
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, LANE_BYTES, ROW_BYTES, Held, Operand, Rows, Sums
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Held, Operand, Rows, Sums
 from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import Outputs
+from minllm.kernels.quantization.decoder import LANE_BYTES, ROW_BYTES
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warp import ALL_LANES, WARP
@@ -57,11 +58,12 @@ class TensorCoreGemvTiling(NamedTuple):
 def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outputs: Outputs):
     """The kernel for an Operand, which fixes K and the dtype of x."""
     (warps, splits, unroll, _, _), words_of_a_group, group = tiling, operand.words, operand.group
-    tiles_of_block, last_step, table_bytes, row_bytes = tiling.tiles, operand.steps - 1, operand.table_bytes, operand.row_bytes
+    tiles_of_block, last_step, table_bytes, row_bytes = tiling.tiles, operand.steps - 1, operand.table.bytes, operand.row_bytes
     padded_steps, sum_type = tiling.padded_steps(operand.steps), operand.sum_type
     chunks, groups, is_padded = padded_steps // (splits * unroll), unroll // group, padded_steps > operand.steps
     code_words, scale_words, sums_of_block = unroll * CODE_WORDS, max(1, groups * words_of_a_group), warps * TILE_ROWS
     two_buffers, multiply, scale, rows_of = 2 * sums_of_block, operand.multiply, operand.scale, outputs.rows_of
+    fill_table, decoder_of = operand.table.fill, operand.table.decoding
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of_tile(tile, n):
@@ -144,10 +146,10 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outp
         cuda.syncwarp()  # loads do not move across it: loads of codes are issued before any load that waits for another
         kept = operand.begin(weight, rows)
         load_all_scales(weight, rows, kept, split, held)
-        operand.fill(table, weight)
+        fill_table(table, weight)
         token = outputs.begin(arrays)
         factor = operand.prepare(x, norm, epsilon, memory)
-        decoder = operand.decoder(table)
+        decoder = decoder_of(table)
         while first_tile < tiles:
             following, pair = int32(first_tile + stride), int32((first_tile + tile_of_warp) * PAIRS + (lane & (PAIRS - 1)))
             next_rows = rows_of_tile(int32(following + tile_of_warp), n)

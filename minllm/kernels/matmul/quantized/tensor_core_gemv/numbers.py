@@ -7,28 +7,17 @@ parts) or in two (four parts). The `unroll` steps in flight divide evenly into g
 tile the sums of the four lanes are added.
 """
 
+import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.matmul.fragments import MULTIPLY
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS
+from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_numbers
+from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Operand
+from minllm.kernels.quantization.decoder import INPUTS, Format, Shares
 from minllm.kernels.vector import load_words
 from minllm.tiles.warp import ALL_LANES
-
-INPUTS = 128  # inputs per step
-
-
-class Shares(NamedTuple):
-    """How the four lanes of a row share the sums of a group of steps: sizes and device functions."""
-
-    group: int  # steps per group
-    parts: int  # parts of a step for which a lane has sums, in each row
-    own_step: Callable  # () -> this lane's step of a group
-    first_part: Callable  # () -> the first part for which it has sums
-    sum_of_lanes: Callable  # value -> the sum of the values of lanes with different parts or steps
 
 
 def make_shares(parts: int, unroll: int) -> Shares:
@@ -95,3 +84,31 @@ def make_multiply(dtype: str, parts: int, shares: Shares, pair_of, odd_scale: in
                 sums.unscaled[i] = products[i] + products[4 + i] * float32(inverse)
 
     return multiply_step
+
+
+@functools.cache
+def make_numbers_operand(found: Format, kind: tuple, k: int, tiling, dtype: str) -> Operand:
+    """Return the Operand of weights of this kind whose codes become numbers of `dtype`."""
+    shares_of = functools.cache(lambda parts: make_shares(parts, tiling.unroll))
+    decoder, padded_steps = found.gemv(dtype, tiling.threads, shares_of, *kind), tiling.padded_steps(k // INPUTS)
+    parts, padded_k, words, add = decoder.parts, padded_steps * INPUTS, decoder.words, decoder.add
+    shares, sums_at = shares_of(parts), padded_k // 2
+    first_part, sum_of_lanes = shares.first_part, shares.sum_of_lanes
+
+    @cuda.jit(device=True, forceinline=True)
+    def scale(memory, decoding, kept, held, index, step, sums):
+        first_sum = uint32(uint32(step) * uint32(parts) + first_part() + uint32(sums_at))
+        add(decoding, kept, held.scales, index * words, memory, first_sum, sums)
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish(kept, total, factor):
+        return factor * sum_of_lanes(total[0]), factor * sum_of_lanes(total[2])
+
+    units = decoder.unit_of_x, decoder.unit_of_sums
+    prepare = make_prepare_numbers(k, padded_k, tiling.threads, dtype, parts, *units)
+    multiply = make_multiply(dtype, parts, shares, decoder.pair, decoder.odd_scale)
+    x_bytes = padded_k * 2 + padded_steps * parts * 4
+    return Operand(
+        k // INPUTS, k // 2, shares.group, words, x_bytes, decoder.table, float32, prepare, decoder.begin, shares.own_step, decoder.load,
+        multiply, scale, finish,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The tensor-core GEMV's interface to a weight format: how codes become operand A of mma.sync, and x operand B.
+"""The tensor-core GEMV's operands: codes become operand A of mma.sync, and x operand B.
 
 mma.sync multiplies 16 rows of weight by 8 columns. Lane 4 g + t holds numbers of rows g and g + 8 ("low" and "high"), and of column g of x.
 The order of k is free in a sum over k, so a lane loads 16 adjacent bytes of codes of both rows, quarter t of a step, and takes the same
@@ -14,11 +14,9 @@ Source: PTX ISA, "Matrix fragments for mma.m16n8k16" and "for mma.m16n8k32".
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba import cuda, int32, uint32
-
+from minllm.kernels.quantization.decoder import Table
 from minllm.runtime.array_protocol import Array
 
-ROW_BYTES, LANE_BYTES = 64, 16  # bytes of codes per row and step; a lane's share of them
 CODE_WORDS = 8  # registers for a lane's codes of a step
 
 
@@ -30,11 +28,9 @@ class Operand(NamedTuple):
     group: int  # steps per group; the four lanes of a row divide the steps of a group, to scale the sums
     words: int  # registers per group for scale data
     x_bytes: int  # bytes of x in shared memory
-    table_bytes: int  # bytes of the table in shared memory, 0 without one
+    table: Table
     sum_type: Any  # type of mma.sync's sums
-    fill: Callable  # (table, weight): all threads fill the table before a barrier
     prepare: Callable  # (x, norm, epsilon, memory) -> factor of the final sums; writes x to shared memory, and ends with a barrier
-    decoder: Callable  # (table) -> `decoder` for `multiply` and `scale`, after the barrier
     begin: Callable  # (weight, rows) -> `kept`, the format's data of two rows of weight
     own_step: Callable  # () -> the step of a group for which a lane scales the sums
     load: Callable  # (weight, rows, kept, step, words, at): words[at : at + self.words] = the scale data of a step
@@ -63,36 +59,3 @@ class Rows(NamedTuple):
 
     low: int
     high: int
-
-
-@cuda.jit(device=True, forceinline=True)
-def fill_nothing(table, weight):
-    """Operand.fill for a format without a table."""
-
-
-@cuda.jit(device=True, forceinline=True)
-def no_decoder(table):
-    """Operand.decoder for a format without a table."""
-    return uint32(0)
-
-
-@cuda.jit(device=True, forceinline=True)
-def load_nothing(weight, rows, kept, step, words, at):
-    """Operand.load for a format with one scale per row."""
-
-
-@cuda.jit(device=True, forceinline=True)
-def keep_nothing(weight, rows):
-    """Operand.begin for a format without data per row."""
-    return rows.low
-
-
-@cuda.jit(device=True, forceinline=True)
-def first_step():
-    """Operand.own_step for a format that scales no groups."""
-    return int32(0)
-
-
-@cuda.jit(device=True, forceinline=True)
-def scale_nothing(memory, decoder, kept, held, index, step, sums):
-    """Operand.scale for a format with one scale per row."""

@@ -1,0 +1,381 @@
+"""int4 in groups of inputs that share a scale and, optionally, a zero point or a minimum (W4A16): its equations and its decoders.
+
+    symmetric   scale = half(max |w| / 7)                      code = round(w / scale) + 8       w' = (code - 8) * scale
+    with zeros  scale = half((max(w, 0) - min(w, 0)) / 15)     zero = round(-min(w, 0) / scale)
+                code = round(w / scale) + zero                 w' = (code - zero) * scale
+    minimums    stored by some files                           w' = code * scale + minimum
+
+max and min are those of a group; codes and zeros are 0 to 15. The scale is rounded to float16 before the codes are computed, so that codes
+match the stored scale. |w - w'| is at most half a step, except for the rounding of the scale and, with zeros, of the zero point. A
+symmetric group leaves the code 0 unused: a scale of max |w| / 7.5 would use it, but would clip the largest numbers to 7 steps, which
+shrinks dot products. With groups of 32 a weight takes 4.5 bits, with zeros 4.75.
+
+Two codes share a byte, in an order that a kernel unpacks quickly (reference.py, `pack_nibbles`): `word >> 4 i & 0x000F000F` are the codes
+of inputs 2 i and 2 i + 1, 16 bits apart. They become floats without an integer conversion, in one of two ways:
+
+    magic       0x4300 above a nibble makes it the bfloat16 128 + code (float16: 0x6400 and 1024 + code), with an ulp of 1; an fma subtracts
+                128 and the zero point, exactly
+    subnormal   with an exponent of 0 the lowest bits of a float are a number of units, which tensor cores multiply like any other:
+                no subtraction, and the zero point meets the sum of x:   scale * (sum of code * x - zero * sum of x)
+
+In bfloat16 subnormal codes in the lower half of a byte need no shift, and those in the upper half count 16 times as much. The unit 2**-133
+would leave float32 little room for products, so x is multiplied by 2**64: x of 1.8e19 or more becomes infinite. With x down to 1e-21
+products are multiples of 2**-149, which float32 adds exactly. In float16 codes begin at bit 3, and there are no such limits.
+
+Source: Frantar et al. 2023, "GPTQ", section 4 (the grid, without its error compensation); Lin et al. 2024, "AWQ", equation 1; Frantar et
+al. 2024, "MARLIN", section 3.4 (the order of nibbles, and the conversion by magic numbers).
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, float32, uint32
+
+from minllm import ptx
+from minllm.kernels.quantization.decoder import (
+    FLOAT_OF,
+    FMA,
+    INPUTS,
+    MINUS_ZEROS,
+    NO_TABLE,
+    STEP,
+    BatchedDecoder,
+    Format,
+    GemvDecoder,
+    Scale,
+    ScaleArray,
+    TileDecoder,
+    make_pair_of,
+    nothing_ahead,
+    unknown_zero,
+    x_as_it_is,
+)
+from minllm.kernels.quantization.reference import pack_nibbles, unpack_nibbles
+from minllm.ptx import unpack_bf16x2
+from minllm.runtime.array_protocol import Array
+from minllm.runtime.device import AMPERE
+
+LARGEST_CODE, MIDDLE = 15, 8  # MIDDLE: zero point of symmetric groups, which store none
+BITS = {"float16": "uint16", "bfloat16": "uint16", "float32": "uint32"}  # integers of the same size; scales are loaded as these
+MAGIC = {"bfloat16": (0x4300, 0x3F803F80), "float16": (0x6400, 0x3C003C00)}  # bits above a nibble that make it 128, or 1024, + code; ones
+SIGNS = 0x80008000  # the sign bits of a pair
+NIBBLES = 0x000F000F
+EVEN, ODD = 0x5F805F80, 0x5D805D80  # pairs of the bfloat16 2**64 and 2**60
+
+
+class Int4Weight(NamedTuple):
+    """An int4 matrix [outputs, inputs], two codes per byte.
+
+    A kernel computes neighbouring outputs at once, so the scales of a group's outputs are neighbours in memory.
+    """
+
+    codes: Any  # uint8 [outputs, inputs / 2]
+    scales: Any  # float [groups, outputs]; float16 if quantised while loading
+    zeros: Any = None  # uint8 [groups, outputs]; None: all are MIDDLE
+    minimums: Any = None  # float [groups, outputs], used in place of zeros; or None
+
+    @classmethod
+    def of_rows(
+        cls, codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None = None, minimums: np.ndarray | None = None
+    ) -> "Int4Weight":
+        """The weight with these scales, zeros and minimums [outputs, groups], which are transposed."""
+        return cls(codes, *(None if one is None else np.ascontiguousarray(one.T) for one in (scales, zeros, minimums)))
+
+
+def quantize_int4(rows: np.ndarray, group_size: int, has_zeros: bool) -> tuple[np.ndarray, ...]:
+    """(codes, scales) of rows [rows, inputs], or (codes, scales, zeros): the arguments of Int4Weight.of_rows."""
+    groups = rows.astype(np.float32).reshape(len(rows), -1, group_size)
+    if has_zeros:
+        low, high = groups.min(axis=2, initial=0), groups.max(axis=2, initial=0)
+        scales = (high - low) * np.float32(1 / LARGEST_CODE)
+    else:
+        scales = np.abs(groups).max(axis=2) * np.float32(1 / (LARGEST_CODE - MIDDLE))
+    with np.errstate(over="ignore", invalid="ignore"):  # check_scales refuses infinity and NaN
+        scales = scales.astype(np.float16)
+        wide = scales.astype(np.float32)
+        inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide > 0)
+        zeros = np.clip(np.rint(-low * inverse), 0, LARGEST_CODE) if has_zeros else np.full_like(wide, MIDDLE)
+        codes = np.clip(np.rint(groups * inverse[..., None]) + zeros[..., None], 0, LARGEST_CODE).astype(np.uint8)
+        packed = pack_nibbles(codes.reshape(rows.shape))
+        return (packed, scales, zeros.astype(np.uint8)) if has_zeros else (packed, scales)
+
+
+def dequantize_int4_reference(weight: Int4Weight) -> np.ndarray:
+    """(code - zero) * scale, or code * scale + minimum; float32 [outputs, inputs]."""
+    codes = unpack_nibbles(weight.codes).astype(np.float32).reshape(*weight.scales.T.shape, -1)
+    scales = weight.scales.T.astype(np.float32)[..., None]
+    if weight.minimums is not None:
+        return (codes * scales + weight.minimums.T.astype(np.float32)[..., None]).reshape(len(codes), -1)
+    zeros = MIDDLE if weight.zeros is None else weight.zeros.T.astype(np.float32)[..., None]
+    return ((codes - zeros) * scales).reshape(len(codes), -1)
+
+
+@cuda.jit(device=True)
+def unpack_int4(word, zero, values, at):
+    """values[at : at + 8] = the eight codes of a word, minus `zero`."""
+    for i in range(4):
+        low, high = unpack_bf16x2((word >> uint32(4 * i) & uint32(0x000F000F)) | uint32(0x43004300))
+        values[at + 2 * i], values[at + 2 * i + 1] = low - (float32(128) + zero), high - (float32(128) + zero)
+
+
+@cuda.jit(device=True)
+def zero_point(zeros, minimums, group, n):
+    """Return the number to subtract from the codes of a group: its zero point, 8 without zeros, or 0 with minimums."""
+    if minimums is not None:
+        return float32(0)
+    if zeros is not None:
+        return float32(zeros[group, n])
+    return float32(MIDDLE)
+
+
+class Int4Arrays(NamedTuple):
+    """An int4 weight [N, K]: codes [N * K / 2], scales [groups * N] as unsigned integers of their bits, zeros [groups * N] or None,
+    minimums like scales or None; N."""
+
+    codes: Array
+    scales: Array
+    zeros: Array
+    minimums: Array
+    outputs: int
+
+
+def int4_arrays(weight: Int4Weight) -> Int4Arrays:
+    """The arrays of a weight."""
+    flat = (None if one is None else one.reshape(-1) for one in weight)
+    codes, scales, zeros, minimums = flat
+    bits = BITS[scales.dtype.name]
+    return Int4Arrays(codes, scales.view(bits), zeros, None if minimums is None else minimums.view(bits), weight.codes.shape[0])
+
+
+class Int4Kind(NamedTuple):
+    """Inputs per group, and the dtypes of scales, zeros and minimums, None for absent ones."""
+
+    group_size: int
+    scales: np.dtype
+    zeros: np.dtype | None
+    minimums: np.dtype | None
+
+
+def int4_kind(weight: Int4Weight, k: int) -> Int4Kind:
+    """The kind of a weight with rows of k numbers."""
+    arrays = weight.scales, weight.zeros, weight.minimums
+    return Int4Kind(k // weight.scales.shape[0], *(None if one is None else one.dtype for one in arrays))
+
+
+def takes_int4(k: int, weight: Int4Weight) -> bool:
+    """Whether groups are of 32, 64 or a multiple of 128 inputs, and minimums, if any, of the scales' dtype."""
+    group_size, dtype, _, minimums = int4_kind(weight, k)
+    known = dtype.name in BITS and minimums in (None, dtype)
+    return known and weight.scales.shape[1] == weight.codes.shape[0] and (group_size in (32, 64) or group_size % INPUTS == 0)
+
+
+class Unit(NamedTuple):
+    """How codes become subnormal floats: as the bits from `place` on."""
+
+    place: int
+    of_x: float  # factor of x
+    value: float  # product of code 1 and x = 1
+
+
+UNITS = {"bfloat16": Unit(0, 2.0**64, 2.0**-69), "float16": Unit(3, 1.0, 2.0**-21)}
+
+
+@cuda.jit(device=True, forceinline=True)
+def keep_nothing(weight, row):
+    """Decoders' `begin` for a format without data per row."""
+    return uint32(0)
+
+
+def make_pair_of_codes(place: int, together: int):
+    """pair_of_codes(decoding, word, i): codes 2 i and 2 i + 1 of a word as subnormal numbers, from bit `place` on.
+
+    together: 1, or 2: odd pairs keep their bits in the upper half of a byte, 16 times as much, which saves their shifts.
+    """
+
+    @cuda.jit(device=True, forceinline=True)
+    def pair_of_codes(decoding, word, i):
+        shift = 4 * (i // together * together) - place
+        shifted = word << uint32(-shift) if shift < 0 else word >> uint32(shift)
+        return shifted & uint32(NIBBLES << place + 4 * (i % together))
+
+    return pair_of_codes
+
+
+def make_gemv_decoder(dtype: str, threads: int, shares_of, group_size: int, scales: np.dtype, zeros, minimums) -> GemvDecoder:
+    """For one row of x; groups of 32, 64 or a multiple of 128. Codes of odd pairs keep their place in the upper half of a byte."""
+    parts, has_zeros, has_minimums = max(1, INPUTS // group_size), zeros is not None, minimums is not None
+    shares, unit, float_of = shares_of(parts), UNITS[dtype], FLOAT_OF[scales.name]
+    own, first_part = shares.parts, shares.first_part
+    zeros_at = 2 * own  # the words of a group of steps are scales, then zeros or minimums
+    per_unit = 1 / unit.value
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_groups(array, outputs, rows, step, words, at):
+        """words[at : at + 2 * own] = an element for each of the lane's groups of row low, then of row high."""
+        for part in range(own):
+            group = uint32(uint32(step) * uint32(INPUTS) // uint32(group_size) + uint32(first_part() + uint32(part)))
+            first = uint32(group * uint32(outputs))
+            words[at + part] = uint32(array[uint32(first + rows.low)])
+            words[at + own + part] = uint32(array[uint32(first + rows.high)])
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(weight, rows, kept, step, words, at):
+        load_groups(weight.scales, weight.outputs, rows, step, words, at)
+        if has_zeros:
+            load_groups(weight.zeros, weight.outputs, rows, step, words, at + zeros_at)
+        if has_minimums:
+            load_groups(weight.minimums, weight.outputs, rows, step, words, at + zeros_at)
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(decoder, kept, found, at, memory, first_sum, sums):
+        total = sums.total
+        for part in range(own):
+            plain = ptx.uint_as_float(memory[uint32(first_sum + uint32(part))])
+            for row in range(2):
+                place = at + row * own + part
+                scale, sum_of_codes = float_of(found[place]), sums.unscaled[2 * row + part]
+                if has_minimums:
+                    total[2 * row] += scale * (sum_of_codes * float32(per_unit)) + float_of(found[zeros_at + place]) * plain
+                else:
+                    zero = float32(found[zeros_at + place]) if has_zeros else float32(MIDDLE)
+                    total[2 * row] += scale * ((sum_of_codes - zero * plain) * float32(per_unit))
+
+    words, pair = zeros_at * (2 if has_zeros or has_minimums else 1), make_pair_of_codes(unit.place, 2)
+    unit_of_sums = 1.0 if has_minimums else unit.value
+    return GemvDecoder(parts, words, NO_TABLE, unit.of_x, unit_of_sums, 16, keep_nothing, load, pair, add)
+
+
+@cuda.jit(device=True, forceinline=True)
+def pair_of_scaled_x(word, i):
+    """Return a pair of bfloat16 times 2**64, or 2**60 if i is odd, exactly."""
+    return ptx.fma_bf16x2(word, uint32(ODD if i % 2 else EVEN), uint32(MINUS_ZEROS))
+
+
+def make_add(has_zeros: bool, has_minimums: bool):
+    """Return BatchedDecoder.add for groups with zeros, with minimums, or symmetric."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def add(total, factor, offset, codes_times_x, x):
+        if has_minimums:
+            return total + factor * codes_times_x + offset * x
+        if has_zeros:
+            return total + factor * (codes_times_x - offset * x)
+        return total + factor * (codes_times_x - float32(MIDDLE) * x)
+
+    return add
+
+
+@functools.cache
+def make_batched_decoder(dtype: str, threads: int, group_size: int, scales: np.dtype, zeros, minimums) -> BatchedDecoder:
+    """For up to 16 rows of x; groups of 32, 64 or a multiple of 128. The x of odd pairs is divided by 16."""
+    float_of, unit, has_zeros, has_minimums = FLOAT_OF[scales.name], UNITS[dtype], zeros is not None, minimums is not None
+    steps_of_a_group = max(1, group_size // INPUTS)
+
+    @cuda.jit(device=True, forceinline=True)
+    def load(weight, row, kept, group, words, at):
+        place = uint32(group * uint32(weight.outputs) + row)
+        words[at] = uint32(weight.scales[place])
+        if has_zeros:
+            words[at + 1] = uint32(weight.zeros[place])
+        if has_minimums:
+            words[at + 1] = uint32(weight.minimums[place])
+
+    @cuda.jit(device=True, forceinline=True)
+    def load_of_step(weight, row, kept, step, words, at):
+        load(weight, row, kept, uint32(step // uint32(steps_of_a_group)), words, at)
+
+    @cuda.jit(device=True, forceinline=True)
+    def scale(decoding, kept, words, at):
+        factor, offset = float_of(words[at]), float32(0)
+        if has_minimums:
+            offset = float_of(words[at + 1])
+        if has_zeros:
+            offset = float32(words[at + 1])
+        return Scale(factor, offset)
+
+    has_offsets, load_group = has_zeros or has_minimums, load if group_size <= INPUTS else load_of_step
+    return BatchedDecoder(
+        max(1, INPUTS // group_size), 1 + has_offsets, NO_TABLE, unit.value, True, has_offsets, keep_nothing, load_group, scale,
+        make_pair_of_codes(unit.place, 2 if unit.of_x != 1 else 1), pair_of_scaled_x if unit.of_x != 1 else x_as_it_is,
+        make_add(has_zeros, has_minimums),
+    )  # fmt: skip
+
+
+class Lane(NamedTuple):
+    """The mask that selects two codes of a word, and the shift to the lane's codes."""
+
+    mask: int
+    shift: int
+
+
+@cuda.jit(device=True, forceinline=True)
+def make_lane(weight, table, low, high):
+    """Return the Lane."""
+    return Lane(uint32(0x000F000F + unknown_zero()), (uint32(cuda.threadIdx.x) & uint32(3)) << uint32(2))
+
+
+def make_offset(dtype: str, minimums: np.dtype | None, has_zeros: bool):
+    """offset(word): the pair to add to two codes: a minimum, or -(128 + zero), or 1024; word: its bits."""
+    minus_codes = MAGIC[dtype][0] * 0x10001 | SIGNS
+
+    @cuda.jit(device=True, forceinline=True)
+    def minus_zero(word):
+        zero = word & uint32(255)
+        return uint32(zero | zero << uint32(16) | uint32(minus_codes))
+
+    @cuda.jit(device=True, forceinline=True)
+    def minus_middle(word):
+        return uint32(MIDDLE * 0x10001 | minus_codes)
+
+    return make_pair_of(minimums, dtype) if minimums is not None else minus_zero if has_zeros else minus_middle
+
+
+def make_number(dtype: str, has_minimums: bool = False):
+    """number(codes, added, scale): two nibbles as two weights, rounded to `dtype` once.
+
+    added, scale: pairs of -(128 + zero), or of minimums, and of scales.
+    """
+    (bits, ones), fma = MAGIC[dtype], FMA[dtype]
+    magic = bits * 0x10001
+
+    @cuda.jit(device=True, forceinline=True)
+    def number(codes, added, scale):
+        if has_minimums:
+            return fma(fma(codes | uint32(magic), uint32(ones), uint32(magic | SIGNS)), scale, added)
+        return fma(fma(codes | uint32(magic), uint32(ones), added), scale, uint32(MINUS_ZEROS))
+
+    return number
+
+
+@functools.cache
+def make_tile_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.dtype | None, minimums: np.dtype | None) -> TileDecoder:
+    """For tiles; groups of 32 or multiples of 64. The weight is rounded to x's dtype once; scale and minimum are rounded before."""
+    arrays = tuple(ScaleArray(one, group_size) for one in (scales, zeros, minimums) if one is not None)
+    parts, has_two = arrays[0].groups, len(arrays) == 2
+    scale_of, offset_of = make_pair_of(scales, dtype), make_offset(dtype, minimums, zeros is not None)
+    number_of = make_number(dtype, minimums is not None)
+
+    def make_pairs(read):
+        @cuda.jit(device=True, forceinline=True)
+        def pairs_of_step(lane, ahead, stage, elements, pairs):
+            """pairs[4 * part : 4 * part + 4] = minimum, or -(128 + zero), and scale of row low, then of row high."""
+            for part in range(parts):
+                for high in range(2):
+                    offset = read(stage, elements, 1, part, high) if has_two else uint32(0)
+                    pairs[4 * part + 2 * high] = offset_of(offset)
+                    pairs[4 * part + 2 * high + 1] = scale_of(read(stage, elements, 0, part, high))
+
+        return pairs_of_step
+
+    @cuda.jit(device=True, forceinline=True)
+    def number(word, lane, pairs, at):
+        return number_of(word >> lane.shift & lane.mask, pairs[at], pairs[at + 1])
+
+    return TileDecoder(arrays, STEP // 2, 2, NO_TABLE, make_lane, nothing_ahead, make_pairs, number)
+
+
+INT4 = Format(
+    "int4", Int4Weight, quantize_int4, dequantize_int4_reference, 2, AMPERE, unpack_int4, takes_int4, int4_arrays, int4_kind,
+    make_gemv_decoder, make_batched_decoder, make_tile_decoder,
+)  # fmt: skip
