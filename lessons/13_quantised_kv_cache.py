@@ -533,10 +533,10 @@ print(as_float16)
 assert np.array_equal(as_float16.astype(np.float64) * 2**24, codes)
 
 # %% tags=["hide-input"]
-from minllm.kernels.attention.split_quantized import operands as split_operands
+from minllm.kernels.quantization import cache_decoder
 
 show_source(
-    split_operands.make_byte_halves,
+    cache_decoder.make_byte_halves,
     folded="Operands of the tensor cores, made of bytes",
     notes={
         "def value_operands": "A word holds two channels of two keys: ldmatrix has transposed them."

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.ptx import cp_async_16, fma_f16x2, load_128, prmt, shared_address
+from minllm.kernels.quantization.cache_decoder import NIBBLES, TWO_TIMES_1024, scaled_pair
+from minllm.ptx import cp_async_16, load_128, prmt, shared_address
 
 CHUNK, CHUNK_PITCH = 32, 36  # channels per 16 bytes of codes; words from the scales of one chunk to those of the next
 LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632  # prmt: the lower, or the upper, 16 bits of two words
-NIBBLES, TWO_TIMES_1024, MINUS_1024, ONE = 0x000F000F, 0x64006400, 0xE400E400, 0x3C003C00  # pairs of nibbles, and of float16
 
 
 def scale_words_of(kv_format, key_tile):
@@ -69,6 +69,6 @@ def make_channel_scales(kv_format, block_size, key_tile, threads, scales_at):
             scale = prmt(pairs[2 * i], pairs[2 * i + 1], uint32(LOWER_HALVES))
             zero = prmt(pairs[2 * i], pairs[2 * i + 1], uint32(UPPER_HALVES))
             code = (word >> uint32(4 * i)) & uint32(NIBBLES) | uint32(TWO_TIMES_1024)
-            out[i] = fma_f16x2(fma_f16x2(code, uint32(ONE), uint32(MINUS_1024)), scale, zero)
+            out[i] = scaled_pair(code, scale, zero)
 
     return ChannelScales(copy, dequantize)

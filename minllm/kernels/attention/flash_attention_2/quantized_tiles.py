@@ -5,13 +5,9 @@ dequantises them into padded rows of shared memory (tiles/cp_async.py). Dequanti
 that no query row may see are zeros, and are not read.
 
 Numbers are float16 whatever dtype the queries have: float16 holds 11 bits and bfloat16 8, codes and scales are made for its range, and the
-tensor cores are as fast. A code becomes a float16 without a conversion: a byte or a nibble, placed in the low bits of the fraction of
-0x6400, which is 2**10, gives 1024 + code. Subtracting 1024 leaves the code, exactly; then one fused multiply-add computes code * scale +
-zero for two neighbours at a time. fp8 e4m3 has an instruction that converts two codes to float16; e5m2 is the upper byte of a float16.
-Their scale, one per head, is not applied here: quantized.py includes that of keys in the scale of the scores, and that of values in the
-factor of the output. Keys quantised by channel read their scales from shared memory (channel_scales.py).
-
-Source of the idea: Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2 (integers to floats by their bits).
+tensor cores are as fast. Codes become numbers as quantization/cache_decoder.py says. fp8's scale, one per head, is not applied here:
+quantized.py includes that of keys in the scale of the scores, and that of values in the factor of the output. Keys quantised by channel
+read their scales from shared memory (channel_scales.py).
 """
 
 import functools
@@ -21,46 +17,11 @@ from typing import NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.ptx import e4m3x2_to_f16x2, fma_f16x2, load_32, load_128, prmt, store_128
+from minllm.kernels.quantization.cache_decoder import make_dequantize
+from minllm.ptx import load_32, load_128, store_128
 from minllm.tiles.cp_async import row_words_of
 
 CHUNK = 16  # bytes of codes per load of a thread
-
-TWO_TIMES_1024, MINUS_1024, ONE = 0x64006400, 0xE400E400, 0x3C003C00  # pairs of float16
-
-
-@functools.cache
-def make_dequantize(kv_format):
-    """The device function dequantize(word, pair, out): converts a word of codes, with its (scale, zero), to pairs of float16.
-
-    out: uint32 [2] for four codes of 8 bits, [4] for eight of 4.
-    """
-    is_e5m2 = kv_format.name == "fp8_e5m2"
-
-    @cuda.jit(device=True)
-    def scaled(code, pair):
-        """code * scale + zero for two codes, each given as 1024 + code in float16."""
-        scale, zero = prmt(pair, uint32(0), uint32(0x1010)), prmt(pair, uint32(0), uint32(0x3232))
-        return fma_f16x2(fma_f16x2(code, uint32(ONE), uint32(MINUS_1024)), scale, zero)
-
-    @cuda.jit(device=True)
-    def dequantize_bytes(word, pair, out):
-        out[0] = scaled(prmt(word, uint32(0x64646464), uint32(0x4140)), pair)
-        out[1] = scaled(prmt(word, uint32(0x64646464), uint32(0x4342)), pair)
-
-    @cuda.jit(device=True)
-    def dequantize_nibbles(word, pair, out):
-        for i in range(4):
-            out[i] = scaled((word >> uint32(4 * i)) & uint32(0x000F000F) | uint32(TWO_TIMES_1024), pair)
-
-    @cuda.jit(device=True)
-    def widen_floats(word, pair, out):
-        if is_e5m2:
-            out[0], out[1] = prmt(word, uint32(0), uint32(0x1404)), prmt(word, uint32(0), uint32(0x3424))
-        else:
-            out[0], out[1] = e4m3x2_to_f16x2(word), e4m3x2_to_f16x2(word >> uint32(16))
-
-    return widen_floats if kv_format.is_float else dequantize_nibbles if kv_format.bits == 4 else dequantize_bytes
 
 
 class QuantizedTiles(NamedTuple):

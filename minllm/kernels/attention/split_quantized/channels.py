@@ -22,8 +22,8 @@ from numba import cuda, float32, int64, uint32
 from minllm.kernels.attention.split_quantized import floats
 from minllm.kernels.attention.split_quantized.codes import lanes_of
 from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_scale_places
-from minllm.kernels.attention.split_quantized.operands import nibbles, operands_of
 from minllm.kernels.attention.split_quantized.products import LOWER_HALVES, UPPER_HALVES
+from minllm.kernels.quantization.cache_decoder import nibbles, operands_of
 from minllm.ptx import fma_f16x2, ldmatrix_x2, mma_m16n8k16_f16, prmt
 
 make_query, query_counts = floats.make_query, floats.query_counts  # queries are float16 operands, as for floats

@@ -18,15 +18,12 @@ The accumulator of mma gives a lane two neighbouring columns of a row: columns 2
 The two columns of one head can differ: by the halves of an integer query, or by the groups of their weights' scales (products.py).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from minllm.runtime.array_protocol import Array
 
-DENORMAL = 2.0**-24  # value of a denormal float16's lowest bit
 EXPONENT_BITS, TWO_EXPONENTS = 0x7F800000, 0x7F000000  # float32: the bits of 2**e are TWO_EXPONENTS minus the bits of 2**-e
-IN_ORDER, IN_TURN = 0x5410, 0x5140  # prmt: the two lower bytes of one word, then those of another; or alternating bytes of both
 
 
 @dataclass(frozen=True)
@@ -55,20 +52,6 @@ def lanes_of(kv_format, heads_here):
     columns, halves = -(-heads_here // 8), 1 if heads_here <= 4 else 2
     shared = halves == 1 and kv_format.groups % 2 == 0
     return CodeLanes(columns * halves, columns, halves, shared, kv_format.groups // 2 if shared else kv_format.groups)
-
-
-@dataclass(frozen=True)
-class CodeOperands:
-    """How one format's words become operands; integers.py and floats.py describe key_operands and query_channel."""
-
-    steps: int  # mma steps of 16 channels per chunk of 16 bytes
-    unit: float  # the float16 operand for a value's code of 1
-    upper_factor: float  # factor on that in the last step of a chunk
-    key_operands: Callable
-    value_operands: Callable  # (a, words, at, part): the words of A for step `part`, from words[at] and words[at + 1] of eight keys each
-    query_channel: Callable
-    value_channel: Callable  # (step, half, lane): the channel of row lane // 4 + 8 * half of the accumulator
-    byte_order: int = IN_ORDER
 
 
 class QueryOperands(NamedTuple):

@@ -1,7 +1,7 @@
 """Keys that are 8-bit floats, multiplied as float16: fp8_e4m3 and fp8_e5m2.
 
-operands.py converts them. key_operands has the arguments of value_operands, and query_channel(step, half, lane) is the first of the two
-channels in word `half` of B.
+cache_decoder.py converts them. key_operands has the arguments of value_operands, and query_channel(step, half, lane) is the first of the
+two channels in word `half` of B.
 
 A query is divided by a power of two that brings it into float16's range; scores are multiplied by it afterwards, and by the scale of the KV
 head.
@@ -13,8 +13,8 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, lanes_of
 from minllm.kernels.attention.split_quantized.layout import make_chunk_at
-from minllm.kernels.attention.split_quantized.operands import operands_of
 from minllm.kernels.attention.split_tensor_core.plan import quotient
+from minllm.kernels.quantization.cache_decoder import operands_of
 from minllm.ptx import (
     float_as_uint,
     ldmatrix_x2,

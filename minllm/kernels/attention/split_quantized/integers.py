@@ -8,8 +8,8 @@ chosen so that the largest becomes LARGEST_INTEGER, rounded, and split into an u
 which are two neighbouring columns of one mma, in the same lane. So the dot product of bytes is exact, and a query keeps nearly 16 bits
 relative to its largest component, whereas bfloat16 has 8 bits of each. Scales and zeros of a group are applied to its sum (products.py).
 
-operands.py decodes: key_operands(a, words, part, parts) makes the four words of A for an mma over 32 channels, the `part`-th of the `parts`
-for two chunks, from their four words. Word i of B for a head has four channels: two from query_channel(i, 0, lane) on and two from
+cache_decoder.py decodes: key_operands(a, words, part, parts) makes the four words of A for an mma over 32 channels, the `part`-th of the
+`parts` for two chunks, from their four words. Word i of B for a head has four channels: two from query_channel(i, 0, lane) on and two from
 query_channel(i, 1, lane) on, in byte_order.
 """
 
@@ -19,7 +19,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_quantized.codes import lanes_of
 from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_scale_places
-from minllm.kernels.attention.split_quantized.operands import operands_of
+from minllm.kernels.quantization.cache_decoder import operands_of
 from minllm.ptx import (
     float_as_uint,
     ldmatrix_x2,

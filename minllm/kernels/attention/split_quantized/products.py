@@ -20,7 +20,7 @@ from numba import cuda, float32, int32, int64, uint32
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY
 from minllm.kernels.attention.split_quantized.codes import lanes_of
 from minllm.kernels.attention.split_quantized.layout import make_chunk_at, make_scale_places
-from minllm.kernels.attention.split_quantized.operands import operands_of
+from minllm.kernels.quantization.cache_decoder import operands_of
 from minllm.ptx import fma_f16x2, ldmatrix_x2_trans, ldmatrix_x4_trans, mma_m16n8k16_f16, movmatrix_trans, pack_f16x2, prmt
 
 LOWER_HALVES, UPPER_HALVES = 0x5410, 0x7632  # prmt: the lower, or the upper, 16 bits of two words

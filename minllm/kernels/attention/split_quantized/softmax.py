@@ -16,8 +16,8 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, lanes_of
 from minllm.kernels.attention.split_quantized.layout import make_scale_places
-from minllm.kernels.attention.split_quantized.operands import operands_of
 from minllm.kernels.attention.split_tensor_core.walk import Softmax
+from minllm.kernels.quantization.cache_decoder import operands_of
 from minllm.ptx import ex2, float_as_uint, max_f16x2, pack_f16x2, uint_as_float, unpack_f16x2
 from minllm.runtime.array_protocol import Array
 from minllm.tiles.warp import ALL_LANES, maximum_over_rows, sum_over_rows

@@ -1,21 +1,86 @@
-"""The decoder of every format of codes: words of eight or two times four bits become operands of tensor cores.
+"""The decoders of cached codes: words of four bytes, or eight nibbles, become numbers or operands of tensor cores, in registers.
 
-int8 and int4 are keys as they are: words of int8 are operands, and of int4 one AND extracts four nibbles, the upper ones after a shift. As
-float16 values, prmt puts each byte of int8 below a byte of zeros; of int4, one AND extracts two nibbles that lie 16 bits apart, and those
-of the upper half of a byte are 16 times as large. cvt.rn.f16x2.e4m3x2 converts fp8_e4m3; fp8_e5m2 is the upper half of a float16, so prmt
-puts a byte of zeros below it.
+    make_dequantize    prompts: float16 numbers, scaled                    flash_attention_2/quantized_tiles.py, channel_scales.py
+    operands_of        decode steps: operands of mma, scaled afterwards    split_quantized/
+
+Formats and equations: formats.py, reference.py. float16 holds all codes exactly, and no code needs an integer conversion. A byte or a
+nibble in the low bits of the fraction of 0x6400, which is 2**10, is 1024 + code; an fma subtracts 1024, exactly, and another computes code
+* scale + zero. Below a byte of zeros it is the float16 code * 2**-24: float16's denormal numbers are integers times 2**-24, and tensor
+cores multiply them like any others. One AND extracts two nibbles that lie 16 bits apart, and those of the upper half of a byte are 16 times
+as large. cvt.rn.f16x2.e4m3x2 converts fp8_e4m3; fp8_e5m2 is the upper half of a float16, so prmt puts a byte of zeros below it.
+
+As keys, int8 and int4 are multiplied as integers (split_quantized/integers.py): words of int8 are operands, and of int4 one AND extracts
+four nibbles, the upper ones after a shift.
+
+Source: Kim et al. 2022, "Who Says Elephants Can't Run", section 4.2 (integers to floats by their bits).
 """
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from numba import cuda, int32, uint32
 
-from minllm.kernels.attention.split_quantized.codes import DENORMAL, IN_TURN, CodeOperands
-from minllm.ptx import e4m3x2_to_f16x2, prmt
+from minllm.ptx import e4m3x2_to_f16x2, fma_f16x2, prmt
 
+DENORMAL = 2.0**-24  # value of a denormal float16's lowest bit
+TWO_TIMES_1024, MINUS_1024, ONE = 0x64006400, 0xE400E400, 0x3C003C00  # pairs of float16
 NIBBLES, UPPER_NIBBLES = 0x000F000F, 0x00F000F0
 FOUR_NIBBLES = 0x0F0F0F0F
+IN_ORDER, IN_TURN = 0x5410, 0x5140  # prmt: the two lower bytes of one word, then those of another; or alternating bytes of both
 SWAP_MIDDLE = 0x3120  # prmt: bytes 0, 2, 1, 3
+
+
+@cuda.jit(device=True)
+def scaled_pair(code, scale, zero):
+    """code * scale + zero for two codes, each given as 1024 + code in float16."""
+    return fma_f16x2(fma_f16x2(code, uint32(ONE), uint32(MINUS_1024)), scale, zero)
+
+
+@functools.cache
+def make_dequantize(kv_format):
+    """The device function dequantize(word, pair, out): converts a word of codes, with its (scale, zero), to pairs of float16.
+
+    out: uint32 [2] for four codes of 8 bits, [4] for eight of 4.
+    """
+    is_e5m2 = kv_format.name == "fp8_e5m2"
+
+    @cuda.jit(device=True)
+    def scaled(code, pair):
+        return scaled_pair(code, prmt(pair, uint32(0), uint32(0x1010)), prmt(pair, uint32(0), uint32(0x3232)))
+
+    @cuda.jit(device=True)
+    def dequantize_bytes(word, pair, out):
+        out[0] = scaled(prmt(word, uint32(0x64646464), uint32(0x4140)), pair)
+        out[1] = scaled(prmt(word, uint32(0x64646464), uint32(0x4342)), pair)
+
+    @cuda.jit(device=True)
+    def dequantize_nibbles(word, pair, out):
+        for i in range(4):
+            out[i] = scaled((word >> uint32(4 * i)) & uint32(NIBBLES) | uint32(TWO_TIMES_1024), pair)
+
+    @cuda.jit(device=True)
+    def widen_floats(word, pair, out):
+        if is_e5m2:
+            out[0], out[1] = prmt(word, uint32(0), uint32(0x1404)), prmt(word, uint32(0), uint32(0x3424))
+        else:
+            out[0], out[1] = e4m3x2_to_f16x2(word), e4m3x2_to_f16x2(word >> uint32(16))
+
+    return widen_floats if kv_format.is_float else dequantize_nibbles if kv_format.bits == 4 else dequantize_bytes
+
+
+@dataclass(frozen=True)
+class CodeOperands:
+    """How one format's words become operands; split_quantized/integers.py and floats.py describe key_operands and query_channel."""
+
+    steps: int  # mma steps of 16 channels per chunk of 16 bytes
+    unit: float  # the float16 operand for a value's code of 1
+    upper_factor: float  # factor on that in the last step of a chunk
+    key_operands: Callable
+    value_operands: Callable  # (a, words, at, part): the words of A for step `part`, from words[at] and words[at + 1] of eight keys each
+    query_channel: Callable
+    value_channel: Callable  # (step, half, lane): the channel of row lane // 4 + 8 * half of the accumulator
+    byte_order: int = IN_ORDER
 
 
 @functools.cache
