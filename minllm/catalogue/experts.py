@@ -1,5 +1,6 @@
 """The launches of experts: T tokens of H features choose k of E experts with an inner width of I, b bytes an element."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -315,23 +316,19 @@ def moved_by_wgmma(weight, out, rows, k, dtype, tiling):
 
 @describes
 def wgmma_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
-    """Gate and up of each expert's tokens, on Hopper."""
+    """Gate and up of each expert's tokens, on Hopper, whose rows of x are in the order of experts."""
+    given = grouped_up(tokens, experts, chosen, hidden, inner, dtype)
 
     def arrays(noise):
-        pairs, offsets = sorted_pairs(noise, tokens, experts, chosen)
-        return dict(
-            x=noise.array((len(pairs), hidden), dtype), pairs=pairs, offsets=offsets,
-            gate_up=noise.array((experts * 2 * inner, hidden), dtype, hidden**-0.5), out=noise.unwritten((len(pairs), inner), dtype),
-        )  # fmt: skip
+        found = given.arrays(noise)
+        return found | dict(x=found["x"][found["pairs"] // chosen])
 
-    return Launch(
-        arrays,
+    return replace(
+        given,
+        arrays=arrays,
         call=calls(wgmma_gate_up, tiling=tiling),
-        reference=lambda x, pairs, offsets, gate_up, out: dict(
-            out=activated_reference(x, experts_of(offsets), gate_up.reshape(experts, -1, hidden))
-        ),
+        reference=lambda pairs, **arrays: given.reference(pairs=np.arange(len(pairs)) * chosen, **arrays),
         moved=moved_by_wgmma("gate_up", "out", 2 * inner, hidden, dtype, tiling),
-        indices=("pairs", "offsets"),
     )
 
 
@@ -398,32 +395,19 @@ def gated_add(tokens, hidden, dtype=BFLOAT16):
 
 def compiled():
     """Launches of Qwen3-30B-A3B: GEMVs that hold many loads in flight, and tiles on tensor cores."""
-    for dtype in (BFLOAT16, FLOAT16):
-        yield MachineCode(f"experts/normed_router/{dtype}", normed_router(16, 128, 2048, dtype), blocks=2, contains=WIDE)
     yield MachineCode("experts/route", route(1, 128, 8), blocks=8, contains=("*REDUX.MAX*",))
     yield MachineCode("experts/sort_by_expert", sort_by_expert(64, 128, 8), blocks=4)
     for dtype in DTYPES:
         for name, norm in (("", False), ("_with_norm", True)):
-            launch = gathered_gate_up(1, **A3B, dtype=dtype, norm=norm)
-            yield MachineCode(f"experts/gate_up_gemv/vectors{name}/{dtype}", launch, blocks=4, contains=STREAMED)
             launch = gathered_gate_up(1, 5, 2, 19, 7, dtype, norm)
             yield MachineCode(f"experts/gate_up_gemv/elements{name}/{dtype}", launch, blocks=4)
-        for residual in (False, True):
-            launch = gathered_down(1, **A3B, dtype=dtype, residual=residual)
-            name = "vectors_with_residual" if residual else "vectors"
-            yield MachineCode(f"experts/down_gemv/{name}/{dtype}", launch, blocks=2, contains=(*STREAMED, "*REDUX.MAX*"))
         yield MachineCode(f"experts/down_gemv/elements/{dtype}", gathered_down(1, 5, 2, 19, 7, dtype), blocks=4)
         yield MachineCode(f"experts/combine/vectors/{dtype}", combine(64, 8, 2048, dtype), blocks=16, contains=WIDE)
         yield MachineCode(f"experts/combine/elements/{dtype}", combine(2, 3, 19, dtype), blocks=16)
         yield MachineCode(f"experts/gated_add/vectors/{dtype}", gated_add(64, 2048, dtype), blocks=16, contains=WIDE)
         yield MachineCode(f"experts/gated_add/elements/{dtype}", gated_add(2, 19, dtype), blocks=16)
     for dtype in (BFLOAT16, FLOAT16):
-        for tokens, tiling in TILINGS.items():
-            sizes = f"{tiling.rows}x{tiling.tokens}"
-            for name, describe in (("gate_up", grouped_up), ("down", grouped_projection)):
-                launch = describe(tokens, **A3B, dtype=dtype, tiling=tiling)
-                blocks = 2 if tokens < 64 else 1
-                yield MachineCode(f"experts/grouped_{name}/{sizes}/{dtype}", launch, blocks=blocks, contains=TENSOR_CORES)
+        yield MachineCode(f"experts/normed_router/{dtype}", normed_router(16, 128, 2048, dtype), blocks=2, contains=WIDE)
         for pieces, length in longest_rows(dtype):
             launch = combine_norm(64, 8, length, dtype)
             yield MachineCode(f"experts/combine_norm/{pieces}/{dtype}", launch, blocks=1, contains=WIDE)
@@ -431,26 +415,25 @@ def compiled():
         for name, describe in (("wgmma_gate_up", wgmma_up), ("wgmma_down", wgmma_projection)):
             launch = describe(2048, **A3B, dtype=dtype)
             yield MachineCode(f"experts/{name}/{dtype}", launch, blocks=1, contains=WGMMA, targets=HOPPER)
-    yield from compiled_with_codes()
+    for form in ("", *CODED):
+        yield from compiled_products(form)
 
 
-def compiled_with_codes():
-    """The same with weights in int4 and fp8."""
-    for form in CODED:
-        name, gpus = form.partition("/")[0], dict(targets=targets_of(form))
-        for dtype in DTYPES:
-            for kind, norm in (("vectors", False), ("vectors_with_norm", True)):
-                launch = gathered_gate_up(1, **A3B, dtype=dtype, norm=norm, form=form)
-                yield MachineCode(f"experts/gate_up_gemv_{name}/{kind}/{dtype}", launch, blocks=4, contains=STREAMED, **gpus)
-            for kind, residual in (("vectors", False), ("vectors_with_residual", True)):
-                launch = gathered_down(1, **A3B, dtype=dtype, residual=residual, form=form)
-                yield MachineCode(f"experts/down_gemv_{name}/{kind}/{dtype}", launch, blocks=4, contains=STREAMED, **gpus)
-        for dtype in (BFLOAT16, FLOAT16):
-            for tokens, tiling in TILINGS.items():
-                sizes = f"{tiling.rows}x{tiling.tokens}"
-                for stage, describe in (("gate_up", grouped_up), ("down", grouped_projection)):
-                    launch = describe(tokens, **A3B, dtype=dtype, tiling=tiling, form=form)
-                    yield MachineCode(f"experts/grouped_{stage}_{name}/{sizes}/{dtype}", launch, blocks=1, contains=TENSOR_CORES, **gpus)
+def compiled_products(form):
+    """GEMVs and grouped GEMMs with weights in a format, or in the dtype of x."""
+    (name, _), given, gpus = labels(form), A3B | (dict(form=form) if form else {}), dict(targets=targets_of(form))
+    down = dict(blocks=4, contains=STREAMED) if form else dict(blocks=2, contains=(*STREAMED, "*REDUX.MAX*"))
+    for dtype in DTYPES:
+        for fused in (False, True):
+            launch, kind = gathered_gate_up(1, **given, dtype=dtype, norm=fused), f"vectors{'_with_norm' * fused}"
+            yield MachineCode(f"experts/gate_up_gemv{name}/{kind}/{dtype}", launch, blocks=4, contains=STREAMED, **gpus)
+            launch, kind = gathered_down(1, **given, dtype=dtype, residual=fused), f"vectors{'_with_residual' * fused}"
+            yield MachineCode(f"experts/down_gemv{name}/{kind}/{dtype}", launch, **down, **gpus)
+    for dtype, (tokens, tiling) in itertools.product((BFLOAT16, FLOAT16), TILINGS.items()):
+        blocks = 1 if form or tokens >= 64 else 2
+        for stage, describe in (("gate_up", grouped_up), ("down", grouped_projection)):
+            launch, sizes = describe(tokens, **given, dtype=dtype, tiling=tiling), f"{tiling.rows}x{tiling.tokens}"
+            yield MachineCode(f"experts/grouped_{stage}{name}/{sizes}/{dtype}", launch, blocks, TENSOR_CORES, **gpus)
 
 
 def small_with_codes():

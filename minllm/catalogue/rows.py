@@ -5,9 +5,8 @@ import numpy as np
 from minllm.catalogue.launch import FP8_TARGETS, TARGETS
 from minllm.kernels.arguments import FLOAT_DTYPES
 from minllm.kernels.normalization.row import HELD, HELD_IN_SHORT_BLOCK, LONG_BLOCK, SHORT_BLOCK, THREADS
-from minllm.kernels.quantization.fp8 import quantize_fp8
-from minllm.kernels.quantization.int8 import quantize_int8
 from minllm.kernels.vector import VECTOR_BYTES, vector_access
+from minllm.weights.formats import WEIGHT_FORMATS
 
 FLOAT32, FLOAT16, BFLOAT16 = FLOAT_DTYPES
 DTYPES = (BFLOAT16, FLOAT32, FLOAT16)
@@ -29,7 +28,7 @@ def longest_short_rows(dtype, held=None):
 
 def quantized(values, code):
     """The codes and scales of values [T, n], float32 or the dtype to which a kernel rounds them first."""
-    rows = dict(int8=quantize_int8, fp8=quantize_fp8)[code](values)
+    rows = WEIGHT_FORMATS[code].codec.quantize(values)
     return dict(codes=rows.codes.view(np.uint8), scales=rows.scales)
 
 

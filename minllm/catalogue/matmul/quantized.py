@@ -26,10 +26,9 @@ from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTilin
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
-from minllm.kernels.quantization.fp8 import E4M3, quantize_fp8
+from minllm.kernels.quantization.fp8 import E4M3
 from minllm.kernels.quantization.fp8_block import quantize_row_groups
 from minllm.kernels.quantization.groups import FP8_BLOCK, NESTED_BLOCK
-from minllm.kernels.quantization.int8 import quantize_int8
 from minllm.kernels.quantization.int8_groups import Int8GroupWeight
 from minllm.kernels.quantization.nf4 import quantize_blocks
 from minllm.weights.formats import WEIGHT_FORMATS
@@ -130,7 +129,7 @@ def whole_codes(matrix, code):
 
 def quantized_rows(x, code):
     """x as QuantizedRows of this code."""
-    rows = dict(int8=quantize_int8, fp8=quantize_fp8)[code](x)
+    rows = FORMATS[code].codec.quantize(x)
     return rows_of_x.QuantizedRows(rows.codes.view(np.uint8), rows.scales)
 
 
@@ -255,9 +254,8 @@ def quantized_product(
         x = noise.array((m, k), FLOAT32 if exact else dtype, magnitude)
         x = np.ones_like(x) if exact and gated else np.sign(x) if exact and norm else np.round(x) if exact else x
         if by_codes:
-            whole = whole_codes(noise.array((rows, k), FLOAT32), form)
-            x, weight = whole_codes(x, form), type(weight_of(noise, form, 1, k))(*whole)
-            weights = dict(weight=weight._replace(codes=weight.codes.view(np.int8)) if form == "int8" else weight)
+            codec, whole = FORMATS[form].codec, whole_codes(noise.array((rows, k), FLOAT32), form)
+            x, weights = whole_codes(x, form), dict(weight=codec.weight(whole.codes.view(codec.codes.dtype), whole.scales))
         else:
             x = multiplied(x.astype(dtype, copy=False), form, variant)
             weights = weights_of(noise, form, rows, k, distinct, exact=exact, gated=gated)

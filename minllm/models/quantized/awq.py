@@ -13,13 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.errors import UnsupportedModelError
-from minllm.kernels.quantization.int4 import Int4Weight
-from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.json_files import Fields
-from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked, tensors_of
+from minllm.models.quantized.tensors import ModuleTensors, Parts, StoredInt4, tensors_of
 from minllm.models.quantized.words import unpack_words
-from minllm.weights.quantized import Int4Format
-from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection, StoredWeights
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -27,7 +23,7 @@ GROUPS = (32, 64, 128)
 
 
 @dataclass(frozen=True)
-class AwqFormat(StoredFormat, Int4Format):
+class AwqFormat(StoredInt4):
     """Int4Format with zero points, read from AWQ's tensors."""
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
@@ -36,18 +32,11 @@ class AwqFormat(StoredFormat, Int4Format):
         shapes = dict(qweight=(inputs, -(-outputs // 8)), qzeros=(groups, -(-outputs // 8)), scales=(groups, outputs))
         return tensors_of(projection, **shapes)
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Int4Weight:
-        """The shard of the stacked modules' weight, as host arrays."""
-        return Int4Weight.of_rows(*stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections]))
-
-    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> tuple[np.ndarray, ...]:
-        def rows(words, block):
-            return projection.cut(unpack_words(tensors.codes(words, np.int32), 1, order=ORDER).T, shard, block=block)
-
-        groups = (1, self.group_size)
-        codes, zeros = rows("qweight", (1, 1)), rows("qzeros", groups)
-        scales = projection.cut(tensors.scales("scales").T, shard, block=groups)
-        return pack_nibbles(np.ascontiguousarray(codes)), scales, zeros
+    def parts(self, projection: Projection, checkpoint: StoredWeights) -> Parts:
+        """Codes, scales and zeros of a module."""
+        tensors = ModuleTensors(checkpoint, projection.name)
+        codes, zeros = (unpack_words(tensors.codes(words, np.int32), 1, order=ORDER).T for words in ("qweight", "qzeros"))
+        return codes, tensors.scales("scales").T, zeros
 
 
 def read_awq(fields: Fields) -> AwqFormat:

@@ -24,19 +24,15 @@ from typing import Any
 import numpy as np
 
 from minllm.errors import CheckpointError, UnsupportedModelError
-from minllm.kernels.quantization.fp8 import Fp8Weight
 from minllm.kernels.quantization.groups import FP8_BLOCK
-from minllm.kernels.quantization.int4 import Int4Weight
-from minllm.kernels.quantization.int8 import Int8Weight
-from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.json_files import Fields
 from minllm.models.quantized.fp8_blocks import e4m3_codes, fp8_blocks
-from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked, tensors_of
+from minllm.models.quantized.tensors import ModuleTensors, Parts, StoredFormat, StoredInt4, stacked, tensors_of
 from minllm.models.quantized.widened import widened
 from minllm.models.quantized.words import WORD_BITS, unpack_stream
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
-from minllm.weights.quantized import Fp8Format, Int4Format, Int8Format
+from minllm.weights.quantized import Fp8Format, Int8Format, RowFormat
 from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection, StoredWeights
 
@@ -46,7 +42,7 @@ UNUSED = ("kv_cache_scheme", "sparsity_config", "transform_config")  # settings 
 
 
 @dataclass(frozen=True)
-class PackedIntegers(StoredFormat, Int4Format):
+class PackedIntegers(StoredInt4):
     """Codes of `bits` bits, read from pack-quantized tensors; kernels read those of 4 bits in whole groups (Int4Format)."""
 
     bits: int = 4
@@ -64,13 +60,9 @@ class PackedIntegers(StoredFormat, Int4Format):
         shapes = dict(weight_packed=(outputs, self._words(inputs)), weight_scale=(outputs, groups), weight_shape=(2,))
         return tensors_of(projection, **shapes, **zeros)
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Int4Weight:
-        """The shard of the stacked modules' weight, as host arrays."""
-        return Int4Weight.of_rows(*stacked([self._read(one, checkpoint, shard) for one in projections]))
-
     def matrix(self, projection: Projection, checkpoint: StoredWeights) -> np.ndarray:
         """A module's dequantised matrix, float32 [outputs, inputs]; the last group may be shorter."""
-        codes, scales, zeros = self._parts(projection, checkpoint)
+        codes, scales, zeros = self.parts(projection, checkpoint)
         group, inputs = self.group_size or projection.inputs, projection.inputs
         middle = np.float32(1 << self.bits - 1) if zeros is None else np.repeat(zeros, group, axis=1)[:, :inputs]
         return (codes.astype(np.float32) - middle) * np.repeat(scales.astype(np.float32), group, axis=1)[:, :inputs]
@@ -78,14 +70,8 @@ class PackedIntegers(StoredFormat, Int4Format):
     def _words(self, codes: int) -> int:
         return -(-codes * self.bits // WORD_BITS)
 
-    def _read(self, projection: Projection, checkpoint: StoredWeights, shard: Shard) -> tuple[np.ndarray | None, ...]:
-        codes, *by_group = self._parts(projection, checkpoint)
-        groups = (1, self.group_size or projection.inputs)
-        codes = np.ascontiguousarray(projection.cut(codes, shard))
-        return pack_nibbles(codes), *(None if one is None else projection.cut(one, shard, block=groups) for one in by_group)
-
-    def _parts(self, projection: Projection, checkpoint: StoredWeights) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """(codes [outputs, inputs], scales [outputs, groups], zeros [outputs, groups] or None)."""
+    def parts(self, projection: Projection, checkpoint: StoredWeights) -> Parts:
+        """Codes, scales, and zeros or None of a module."""
         tensors, wanted = ModuleTensors(checkpoint, projection.name), (projection.outputs, projection.inputs)
         shape = tuple(tensors.codes("weight_shape", np.int64, np.int32).tolist())
         if shape != wanted:
@@ -99,11 +85,10 @@ class PackedIntegers(StoredFormat, Int4Format):
         return codes, tensors.scales("weight_scale"), zeros
 
 
-class ScaledRows(StoredFormat):
+class ScaledRows(StoredFormat, RowFormat):
     """Mixin for weights (codes, scales [outputs]): reads MODULE.weight with a scale per output, or one for all."""
 
     by_row: bool
-    make: Callable[..., Any]  # the weight of (codes, scales)
     codes: Callable[[ModuleTensors], np.ndarray]  # MODULE.weight [outputs, inputs]
 
     def tensors(self, projection: Projection) -> dict[str, tuple[int, ...]]:
@@ -119,7 +104,7 @@ class ScaledRows(StoredFormat):
             scales = np.broadcast_to(tensors.scales("weight_scale").astype(np.float32).reshape(-1), (one.outputs,))
             scales = np.ascontiguousarray(one.cut(scales, shard, inputs_axis=None))
             parts.append((np.ascontiguousarray(one.cut(self.codes(tensors), shard)), scales))
-        return self.make(*stacked(parts))
+        return self.codec.weight(*stacked(parts))
 
 
 @dataclass(frozen=True)
@@ -127,8 +112,6 @@ class StoredInt8(ScaledRows, Int8Format):
     """Int8Format, read from int-quantized tensors."""
 
     by_row: bool = True
-
-    make = Int8Weight
 
     @staticmethod
     def codes(tensors: ModuleTensors) -> np.ndarray:
@@ -142,7 +125,6 @@ class StoredFp8(ScaledRows, Fp8Format):
 
     by_row: bool = True
 
-    make = Fp8Weight
     codes = staticmethod(e4m3_codes)
 
 

@@ -17,15 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.errors import CheckpointError, UnsupportedModelError
-from minllm.kernels.quantization.int4 import Int4Weight
-from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.models.json_files import Fields
-from minllm.models.quantized.tensors import ModuleTensors, StoredFormat, stacked, tensors_of
+from minllm.models.quantized.tensors import ModuleTensors, StoredInt4, tensors_of
 from minllm.models.quantized.widened import widened
 from minllm.models.quantized.words import unpack_words
 from minllm.weights.format import WeightFormat
-from minllm.weights.quantized import Int4Format
-from minllm.weights.shard import Shard
 from minllm.weights.stored import Projection, StoredWeights
 
 GROUPS = (-1, 32, 64, 128)  # -1: a group is a whole row
@@ -34,7 +30,7 @@ MODULES = 16  # approximate number of modules sampled
 
 
 @dataclass(frozen=True)
-class GptqFormat(StoredFormat, Int4Format):
+class GptqFormat(StoredInt4):
     """Int4Format with zero points, read from GPTQ's tensors."""
 
     stored_less: int = 1  # zero point - stored zero point: 1 in version 1, 0 in version 2
@@ -53,27 +49,17 @@ class GptqFormat(StoredFormat, Int4Format):
         shapes = dict(qweight=(-(-inputs // 8), outputs), qzeros=(groups, -(-outputs // 8)), scales=(groups, outputs))
         return tensors_of(projection, **shapes, **(dict(g_idx=(inputs,)) if self.has_group_index else {}))
 
-    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Int4Weight:
-        """The shard of the stacked modules' weight, as host arrays."""
-        return Int4Weight.of_rows(*stacked([self._read(one, ModuleTensors(checkpoint, one.name), shard) for one in projections]))
-
     def matrix(self, projection: Projection, checkpoint: StoredWeights) -> np.ndarray:
         """A module's dequantised matrix, float32 [outputs, inputs], with the groups that g_idx gives."""
-        tensors = ModuleTensors(checkpoint, projection.name)
-        codes, scales, zeros = self._parts(tensors)
-        groups = tensors.words("g_idx", 1)
+        codes, scales, zeros = self.parts(projection, checkpoint)
+        groups = ModuleTensors(checkpoint, projection.name).words("g_idx", 1)
         if groups.min() < 0 or groups.max() >= scales.shape[1]:
             raise CheckpointError(f"{checkpoint.directory}: {projection.name}.g_idx names groups that scales do not have; copy it again.")
         return (codes.astype(np.float32) - zeros[:, groups]) * scales.astype(np.float32)[:, groups]
 
-    def _read(self, projection: Projection, tensors: ModuleTensors, shard: Shard) -> tuple[np.ndarray, ...]:
-        codes, scales, zeros = self._parts(tensors)
-        groups = (1, self.group_size or projection.inputs)
-        codes = pack_nibbles(np.ascontiguousarray(projection.cut(codes, shard)))
-        return codes, *(projection.cut(one, shard, block=groups) for one in (scales, zeros))
-
-    def _parts(self, tensors: ModuleTensors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(codes [outputs, inputs], scales [outputs, groups], zeros [outputs, groups])."""
+    def parts(self, projection: Projection, checkpoint: StoredWeights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Codes, scales and zeros of a module."""
+        tensors = ModuleTensors(checkpoint, projection.name)
         codes = unpack_words(tensors.words("qweight", 2), 0).T
         zeros = unpack_words(tensors.words("qzeros", 2), 1).T + np.uint8(self.stored_less) & np.uint8(15)  # version 1: 15 is 0 minus one
         return codes, tensors.scales("scales").T, zeros

@@ -1,12 +1,18 @@
-"""Reads the tensors of a module's quantised matrix, and stacks several modules into one weight."""
+"""Reads the tensors of a module's quantised matrix, and stacks several modules into one weight; int4 as its packers store it."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minllm.errors import CheckpointError
+from minllm.kernels.quantization.int4 import Int4Weight
+from minllm.kernels.quantization.reference import pack_nibbles
 from minllm.weights.format import WeightFormat
-from minllm.weights.stored import Projection
+from minllm.weights.quantized import Int4Format
+from minllm.weights.shard import Shard
+from minllm.weights.stored import Projection, StoredWeights
+
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
 class ModuleTensors(NamedTuple):
@@ -76,3 +82,21 @@ class StoredFormat(WeightFormat):
                 f"{name} has {inputs} inputs, which groups of {self.group_size} do not divide; config.json and the weights do not belong "
                 "together."
             )
+
+
+class StoredInt4(StoredFormat, Int4Format):
+    """Mixin for int4 that a file stores as codes, scales and zero points per group."""
+
+    def parts(self, projection: Projection, checkpoint: StoredWeights) -> Parts:
+        """(codes [outputs, inputs], one per byte; scales [outputs, groups]; zeros like scales, or None) of a module."""
+        raise NotImplementedError
+
+    def load(self, projections: tuple[Projection, ...], checkpoint: StoredWeights, shard: Shard) -> Int4Weight:
+        """The shard of the stacked modules' weight, as host arrays."""
+        found = []
+        for one in projections:
+            codes, *by_group = self.parts(one, checkpoint)
+            groups = (1, self.group_size or one.inputs)
+            cut = (None if array is None else one.cut(array, shard, block=groups) for array in by_group)
+            found.append((pack_nibbles(np.ascontiguousarray(one.cut(codes, shard))), *cut))
+        return Int4Weight.of_rows(*stacked(found))
