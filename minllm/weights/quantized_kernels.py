@@ -16,7 +16,7 @@ import numpy as np
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.arguments import rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
-from minllm.kernels.matmul.quantized import fp8, fp8_block, fp8_block_wgmma, int4, int8, int8_groups, nf4, tensor_core
+from minllm.kernels.matmul.quantized import fp8, fp8_block, fp8_block_wgmma, group_gemv, int4, int8, tensor_core
 from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
@@ -161,7 +161,7 @@ def four_bits(found: Format, gemv: Callable, dequantize: Callable) -> LinearKern
 
 OF_INT8_GROUPS = LinearKernels(
     variants={
-        GEMV: int8_groups.int8_group_gemv, WIDENED: make_dequantized(int8_groups.dequantize_int8_groups), WGMMA: gemm.make_gemm(INT8_GROUPS)
+        GEMV: group_gemv.int8_group_gemv, WIDENED: make_dequantized(group_gemv.dequantize_int8_groups), WGMMA: gemm.make_gemm(INT8_GROUPS)
     },
     choose=choose_mixed_input,
     most_rows={GEMV: MOST_ROWS_OF_GEMV},
@@ -184,5 +184,5 @@ KERNELS = {  # by a Format's name
     FP8_BLOCKS.name: OF_FP8_BLOCK,
     INT8_GROUPS.name: OF_INT8_GROUPS,
     INT4.name: four_bits(INT4, int4.int4_gemv, int4.dequantize_int4),
-    NF4.name: four_bits(NF4, nf4.nf4_gemv, nf4.dequantize_nf4),
+    NF4.name: four_bits(NF4, group_gemv.nf4_gemv, group_gemv.dequantize_nf4),
 }

@@ -19,7 +19,7 @@ from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.ladder.int4_naive import int4_naive
-from minllm.kernels.matmul.quantized import fp8, fp8_block, int4, int8, int8_groups, nf4
+from minllm.kernels.matmul.quantized import fp8, fp8_block, group_gemv, int4, int8
 from minllm.kernels.matmul.quantized import row_groups as row_groups_of_x
 from minllm.kernels.matmul.quantized import rows as rows_of_x
 from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
@@ -47,7 +47,7 @@ FORMATS |= {
 }
 DEQUANTIZE = {
     "int8": int8.widen_int8, "fp8": fp8.widen_fp8, "fp8_block": fp8_block.dequantize_fp8_block, "int4": int4.dequantize_int4,
-    "int8_groups": int8_groups.dequantize_int8_groups, "nf4": nf4.dequantize_nf4,
+    "int8_groups": group_gemv.dequantize_int8_groups, "nf4": group_gemv.dequantize_nf4,
 }  # fmt: skip
 MIXED = ("int4", "nf4", "int8_groups")  # formats whose variant wgmma is the mixed-input GEMM
 SLACK = {"int8": 1e-6, "fp8": 1e-5, "fp8_block": 1e-5}  # error of float32 sums and scales, relative to the largest result

@@ -46,12 +46,12 @@ def widened_moved(form, n, k, b, weight):
     if form == "fp8_block":
         return Moved(dict(codes=n * k, scales=4 * n * k, blocks=4 * n * k) | out, dict(scales=4 * weight.scales.size, blocks=4 * n))
     if form == "int8_groups":
-        return Moved(dict(codes=n * k, scales=2 * n * k // 16) | out, dict(scales=2 * n * k // 32))
+        return Moved(in_weight(dict(codes=n * k, scales=2 * n * k // 16)) | out, in_weight(dict(scales=2 * n * k // 32)))
     if form.endswith("_zeros"):
         asked, different = int4_moved(n, k, k // len(weight.scales))
         return Moved(asked | out, different)
     if form == "nf4/nested":
-        asked, different = nf4_moved(n, k, n, weight)
+        asked, different = map(in_weight, nf4_moved(n, k, n, weight))
         return Moved(asked | out, different)
     return Moved(dict(codes=n * k) | out) if form in ("int8", "fp8") else {}
 
@@ -91,9 +91,9 @@ def gemv_moved(variant, family, m, n, k, b, weight):
         return Moved(asked | out, dict(x=m * k, x_scales=4 * m * groups, scales=4 * groups, blocks=4 * n))
     x = dict(x=m * k * b * n)
     if family == "int8_groups":
-        return Moved(x | dict(codes=n * k, scales=2 * loads) | out, plain | dict(scales=2 * n * k // 32))
+        return Moved(x | in_weight(dict(codes=n * k, scales=2 * loads)) | out, plain | in_weight(dict(scales=2 * n * k // 32)))
     if family == "nf4":
-        asked, different = nf4_moved(n, k, -(-n // 4), weight)
+        asked, different = map(in_weight, nf4_moved(n, k, -(-n // 4), weight))
         return Moved(asked | x | out, different | plain)
     asked, different = int4_moved(n, k, k // len(weight.scales))
     if variant == "int4_naive":  # each byte asks for the scale and the zero point of its group

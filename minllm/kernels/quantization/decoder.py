@@ -1,6 +1,7 @@
 """The interface of a weight format: how codes in registers become numbers, for each kind of kernel. One file per format beside this one.
 
     unpack             CUDA cores: float32 numbers of a word of codes                  GEMVs, experts, dequantised matrices
+    GroupDecoder       what they need besides, where all formats share a kernel        matmul/quantized/group_gemv.py
     GemvDecoder        mma.sync, one row of x: pairs of 16-bit numbers, whose sums are scaled      matmul/quantized/tensor_core_gemv/
     BatchedDecoder     mma.sync, up to 16 rows of x: the same, with scales passed between lanes    matmul/quantized/batched_gemv/
     TileDecoder        wgmma, any number of rows: pairs of 16-bit numbers, scaled                  matmul/quantized/mixed_input/
@@ -46,6 +47,14 @@ class Shares(NamedTuple):
     own_step: Callable  # () -> this lane's step of a group
     first_part: Callable  # () -> the first part for which it has sums
     sum_of_lanes: Callable  # value -> the sum of the values of lanes with different parts or steps
+
+
+class GroupDecoder(NamedTuple):
+    """CUDA cores. A lane loads 16 bytes of codes, all of one group; Format.unpack makes numbers of them."""
+
+    entries: int  # numbers of the table in shared memory, which `unpack` is given; 0 without one
+    fill: Callable  # (table, weight): all threads of a block fill it, and wait
+    scale: Callable  # (weight, n, k) -> the scale of row n's group with input k
 
 
 class GemvDecoder(NamedTuple):
@@ -181,6 +190,7 @@ class Format(NamedTuple):
     takes: Callable = lambda k, weight: True  # (k, weight) -> whether GEMVs on tensor cores support its groups
     arrays: Callable = row_arrays  # (weight) -> NamedTuple of its arrays for kernels on tensor cores
     kind: Callable = lambda weight, k: ()  # (weight, k) -> tuple
+    groups: Callable | None = None  # (*kind) -> GroupDecoder
     gemv: Callable | None = None  # (dtype, threads, shares_of, *kind) -> GemvDecoder; shares_of(parts) -> Shares
     batched: Callable | None = None  # (dtype, threads, *kind) -> BatchedDecoder
     tiles: Callable | None = None  # (dtype, *kind) -> TileDecoder

@@ -377,5 +377,5 @@ def make_tile_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.d
 
 INT4 = Format(
     "int4", Int4Weight, quantize_int4, dequantize_int4_reference, 2, AMPERE, unpack_int4, takes_int4, int4_arrays, int4_kind,
-    make_gemv_decoder, make_batched_decoder, make_tile_decoder,
+    gemv=make_gemv_decoder, batched=make_batched_decoder, tiles=make_tile_decoder,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""int8 in groups of inputs that share a scale (W8A16): its equation and its decoder.
+"""int8 in groups of inputs that share a scale (W8A16): its equation and its decoders.
 
     scale = max |w| / 127        code = round(w / scale)        w' = code * scale
 
@@ -16,7 +16,7 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, uint32
+from numba import cuda, float32, uint32
 
 from minllm import ptx
 from minllm.kernels.quantization.decoder import (
@@ -25,8 +25,10 @@ from minllm.kernels.quantization.decoder import (
     NO_TABLE,
     STEP,
     Format,
+    GroupDecoder,
     ScaleArray,
     TileDecoder,
+    fill_nothing,
     make_pair_of,
     nothing_ahead,
     unknown_zero,
@@ -50,6 +52,17 @@ def dequantize_int8_groups_reference(weight: Int8GroupWeight) -> np.ndarray:
     """code * scale, float32 [outputs, inputs]."""
     groups = weight.codes.astype(np.float32).reshape(*weight.scales.T.shape, -1)
     return (groups * weight.scales.T.astype(np.float32)[..., None]).reshape(weight.codes.shape)
+
+
+@functools.cache
+def make_group_decoder(group_size: int, scales: np.dtype) -> GroupDecoder:
+    """For CUDA cores."""
+
+    @cuda.jit(device=True)
+    def scale_of(weight, n, k):
+        return float32(weight.scales[k // group_size, n])
+
+    return GroupDecoder(0, fill_nothing, scale_of)
 
 
 class Lane(NamedTuple):
@@ -112,5 +125,5 @@ def make_tile_decoder(dtype: str, group_size: int, scales: np.dtype) -> TileDeco
 
 INT8_GROUPS = Format(
     "int8_groups", Int8GroupWeight, None, dequantize_int8_groups_reference, 1, AMPERE, unpack_int8,
-    kind=lambda weight, k: (k // weight.scales.shape[0], weight.scales.dtype), tiles=make_tile_decoder,
+    kind=lambda weight, k: (k // weight.scales.shape[0], weight.scales.dtype), groups=make_group_decoder, tiles=make_tile_decoder,
 )  # fmt: skip

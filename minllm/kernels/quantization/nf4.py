@@ -36,6 +36,7 @@ from minllm.kernels.quantization.decoder import (
     BatchedDecoder,
     Format,
     GemvDecoder,
+    GroupDecoder,
     Scale,
     ScaleArray,
     Table,
@@ -153,12 +154,25 @@ def look_up(word, table, values, at):
         values[at + 2 * byte + 1] = table[word >> uint32(8 * byte) & uint32(15)]
 
 
-@cuda.jit(device=True)
-def absmax_of(n, block, absmax, nested, absmax_map, offsets, first_blocks):
-    """Return the largest magnitude of a block of row n, decoded from its 8-bit code if there are nested scales."""
-    if nested is None:
-        return absmax[block, n]
-    return absmax_map[absmax[block, n]] * nested[(first_blocks[n] + block) >> NESTED_SHIFT] + offsets[n]
+@functools.cache
+def make_group_decoder(is_nested: bool) -> GroupDecoder:
+    """For CUDA cores. The table lies in 16 banks of shared memory, so lanes never conflict: the same number is broadcast."""
+
+    @cuda.jit(device=True)
+    def fill(table, weight):
+        if cuda.threadIdx.x < 16:
+            table[cuda.threadIdx.x] = weight.table[cuda.threadIdx.x]
+        cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def absmax_of(weight, n, k):
+        block = k >> BLOCK_SHIFT
+        if not is_nested:
+            return weight.absmax[block, n]
+        absmax = weight.map[weight.absmax[block, n]]
+        return absmax * weight.nested[(weight.first_blocks[n] + block) >> NESTED_SHIFT] + weight.offsets[n]
+
+    return GroupDecoder(CODES, fill, absmax_of)
 
 
 class Nf4Arrays(NamedTuple):
@@ -401,6 +415,6 @@ def make_tile_decoder(dtype: str, is_nested: bool) -> TileDecoder:
 
 NF4 = Format(
     "NF4", Nf4Weight, quantize_blocks, dequantize_nf4_reference, 2, AMPERE, look_up, arrays=flat_arrays,
-    kind=lambda weight, k: (weight.nested is not None,), gemv=make_gemv_decoder, batched=make_batched_decoder, tiles=make_tile_decoder,
-    tile_arrays=nf4_arrays,
+    kind=lambda weight, k: (weight.nested is not None,), groups=make_group_decoder, gemv=make_gemv_decoder, batched=make_batched_decoder,
+    tiles=make_tile_decoder, tile_arrays=nf4_arrays,
 )  # fmt: skip

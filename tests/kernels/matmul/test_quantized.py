@@ -8,7 +8,7 @@ import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.matmul.ladder import int4_naive
-from minllm.kernels.matmul.quantized import int4, int8, int8_groups, nf4
+from minllm.kernels.matmul.quantized import group_gemv, int4, int8
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.kernels.quantization.fp8 import E4M3
 from minllm.kernels.quantization.fp8_block import quantize_row_groups as quantize_row_groups_reference
@@ -131,7 +131,7 @@ def test_int4_byte_by_byte(name, dtype):
 
 GROUPED = {
     "int4": (int4.int4_gemv, int4.dequantize_int4), "int4_naive": (int4_naive.int4_naive,),
-    "int8": (int8_groups.int8_group_gemv, int8_groups.dequantize_int8_groups), "nf4": (nf4.nf4_gemv, nf4.dequantize_nf4),
+    "int8": (group_gemv.int8_group_gemv, group_gemv.dequantize_int8_groups), "nf4": (group_gemv.nf4_gemv, group_gemv.dequantize_nf4),
 }  # fmt: skip
 
 

@@ -5,13 +5,12 @@
     fp8.py        W8A8: fp8 codes converted to float32, then FMA
     fp8_block.py  the same with one scale per block of 128 x 128; row_groups.py quantises the rows of x for it
     fp8_block_wgmma.py  the GEMM of that format on Hopper, with two-level accumulation
-    int8_groups.py  W8A16: int8 in groups that share a scale
     int4.py       W4A16: four-bit codes in groups that share a scale, 16 bytes per load (../ladder/int4_naive.py: one byte)
     tensor_core_gemv/  one row of x on tensor cores, fused with the operations before and after the GEMV: int4, NF4, int8, fp8
     batched_gemv/  W4A16: up to 16 rows on Hopper's tensor cores, K divided among the blocks of a cluster; int4, NF4
     mixed_input/  W4A16 and W8A16: any number of rows on Hopper, codes converted to 16 bits in registers; int4, NF4, int8 in groups
     tensor_core.py  W8A8: any number of rows on Hopper, with the kernels of flat/ and wgmma/
-    nf4.py        W4A16: each four-bit code looks up one of 16 numbers
+    group_gemv.py  W4A16 and W8A16: NF4, whose codes look up one of 16 numbers, and int8 in groups that share a scale
     sums.py       device functions shared by the GEMVs with scales per group
     many_rows.py  widens the whole matrix, then runs the GEMM of 16-bit weights
 
