@@ -10,33 +10,30 @@ The GEMV multiplies codes as float32 and their sum by the scale; the GEMM rounds
 tensor cores need. The equations in NumPy and the conversions are those of kernels/quantization/int4.py and fp8.py.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int64
 
-from minllm import ptx
 from minllm.kernels.arguments import check_array
-from minllm.kernels.quantization.decoder import PACK
-from minllm.kernels.quantization.fp8 import unpack_fp8
-from minllm.kernels.quantization.int4 import MAGIC, MIDDLE, SIGNS, make_number, unpack_int4
+from minllm.kernels.quantization.decoder import Format
+from minllm.kernels.quantization.fp8 import FP8
+from minllm.kernels.quantization.int4 import INT4
 from minllm.runtime.kernel import check
 
-SCALE_DTYPES = {"int4": (np.dtype(np.float16),), "fp8": (np.dtype(np.float32),)}
 FEWEST_IN_GROUP = 32
 
 
 class CodeKind(NamedTuple):
-    """What a kernel is specialised for. format: "int4" or "fp8"; group_size: codes per scale along k, 0 for whole rows."""
+    """What a kernel is specialised for. format: INT4 or FP8; group_size: codes per scale along k, 0 for whole rows."""
 
-    format: str
+    format: Format
     group_size: int
 
     @property
     def per_unit(self) -> int:
         """Codes per uint16."""
-        return 4 if self.format == "int4" else 2
+        return 2 * self.format.per_byte
 
     @property
     def each(self) -> int:
@@ -61,17 +58,18 @@ def codes_of(name: str, weight, k: int) -> tuple[CodeKind, ExpertCodes]:
 
     Raises KernelArgumentError for other weights, and for rows or groups that are no whole 16-byte loads of codes.
     """
-    given = "int4" if hasattr(weight, "minimums") else "fp8"
-    plain = given == "fp8" or (weight.zeros is None and weight.minimums is None)
-    check(plain, f"{name} has zero points or minimums; experts in int4 have none")
-    rows = weight.codes.shape[0]
-    groups = weight.scales.shape[0] if given == "int4" else 1
-    kind = CodeKind(given, k // groups if given == "int4" else 0)
-    check(k % kind.each == 0, f"{name} has rows of {k} codes; in {given} they are multiples of {kind.each}")
-    sizes = dict(groups=groups, N=rows) if given == "int4" else dict(N=rows)
+    has_groups, rows = hasattr(weight, "minimums"), weight.codes.shape[0]
+    check(
+        not has_groups or (weight.zeros is None and weight.minimums is None),
+        f"{name} has zero points or minimums; experts in int4 have none",
+    )
+    groups = weight.scales.shape[0] if has_groups else 1
+    kind = CodeKind(INT4, k // groups) if has_groups else CodeKind(FP8, 0)
+    check(k % kind.each == 0, f"{name} has rows of {k} codes; in {kind.format.name} they are multiples of {kind.each}")
     check_array(f"{name}.codes", weight.codes, (np.dtype(np.uint8),), N=rows, bytes=2 * k // kind.per_unit)
-    check_array(f"{name}.scales", weight.scales, SCALE_DTYPES[given], **sizes)
-    whole = given == "fp8" or (k % groups == 0 and kind.group_size % FEWEST_IN_GROUP == 0)
+    dtype, sizes = (np.float16, dict(groups=groups, N=rows)) if has_groups else (np.float32, dict(N=rows))
+    check_array(f"{name}.scales", weight.scales, (np.dtype(dtype),), **sizes)
+    whole = k % groups == 0 and kind.group_size % FEWEST_IN_GROUP == 0
     check(whole, f"{name} has {groups} groups in {k} inputs; groups are multiples of {FEWEST_IN_GROUP}")
     return kind, ExpertCodes(weight.codes.view(np.uint16), weight.scales)
 
@@ -88,44 +86,17 @@ def make_scale_at(kind: CodeKind):
     def row_scale(scales, row, k):
         return scales[row]
 
-    return group_scale if kind.format == "int4" else row_scale
+    return group_scale if kind.group_size else row_scale
 
 
 def make_unpack_eight(kind: CodeKind):
     """unpack_eight(words, eight, values): values[0 : 8] = the codes of that eight in the words of a 16-byte load, as float32."""
+    unpack, middle, per_word = kind.format.unpack, kind.format.middle, 4 * kind.format.per_byte
+    each = 8 // per_word
 
     @cuda.jit(device=True)
-    def of_nibbles(words, eight, values):
-        unpack_int4(words[eight], float32(MIDDLE), values, 0)
+    def unpack_eight(words, eight, values):
+        for word in range(each):
+            unpack(words[each * eight + word], float32(middle), values, per_word * word)
 
-    @cuda.jit(device=True)
-    def of_e4m3(words, eight, values):
-        for half in range(2):
-            unpack_fp8(words[2 * eight + half], None, values, 4 * half)
-
-    return of_nibbles if kind.format == "int4" else of_e4m3
-
-
-@functools.cache
-def make_pairs_of_eight(kind: CodeKind, dtype: str):
-    """pairs_of_eight(words, eight, scale): the weights of that eight, in four words of two numbers of `dtype`; scale: float32."""
-    pack, number = PACK[dtype], make_number(dtype)
-    minus_codes = MAGIC[dtype][0] * 0x10001 | SIGNS | MIDDLE * 0x10001  # -(128 + 8), or -(1024 + 8) in float16
-
-    @cuda.jit(device=True, forceinline=True)
-    def of_nibbles(words, eight, scale):
-        word, both, mask, minus = words[eight], pack(scale, scale), uint32(0x000F000F), uint32(minus_codes)
-        low, high = number(word & mask, minus, both), number(word >> uint32(4) & mask, minus, both)
-        return low, high, number(word >> uint32(8) & mask, minus, both), number(word >> uint32(12) & mask, minus, both)
-
-    @cuda.jit(device=True, forceinline=True)
-    def of_two(word, scale):
-        low, high = ptx.unpack_e4m3x2(word)
-        return pack(low * scale, high * scale)
-
-    @cuda.jit(device=True, forceinline=True)
-    def of_e4m3(words, eight, scale):
-        first, second = words[2 * eight], words[2 * eight + 1]
-        return of_two(first, scale), of_two(first >> uint32(16), scale), of_two(second, scale), of_two(second >> uint32(16), scale)
-
-    return of_nibbles if kind.format == "int4" else of_e4m3
+    return unpack_eight

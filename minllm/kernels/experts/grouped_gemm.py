@@ -35,7 +35,7 @@ from minllm.kernels.activation.sigmoid import sigmoid
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.experts.arguments import check_stack
-from minllm.kernels.experts.codes import CodeKind, codes_of, is_quantized, make_pairs_of_eight, make_scale_at
+from minllm.kernels.experts.codes import CodeKind, codes_of, is_quantized, make_scale_at
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.flat.output import PADDING, make_keep_sums, make_store_eight, stored_together
 from minllm.kernels.matmul.flat.tiles import TILE_K, WAIT_FOR_ALL_BUT
@@ -144,7 +144,7 @@ def make_decode_tile(rows: int, half: int, threads: int, dtype: str, kind: CodeK
     each, chunks, eights = kind.each, TILE_K // kind.each, kind.each // 8
     units, all_decode = ceil_div(rows * chunks, threads), rows * chunks % threads == 0
     place_of_codes, place_of_chunk = make_place_of_chunk(TILE_K // kind.per_unit), make_place_of_chunk(TILE_K)
-    pairs_of_eight, scale_at = make_pairs_of_eight(kind, dtype), make_scale_at(kind)
+    pairs_of_eight, scale_at = kind.format.pairs_of_eight(dtype), make_scale_at(kind)
 
     @cuda.jit(device=True, forceinline=True)
     def load_scales(all_scales, expert_row, shape, first_column, first_k, thread, scales):

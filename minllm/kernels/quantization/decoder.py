@@ -190,6 +190,9 @@ class Format(NamedTuple):
     takes: Callable = lambda k, weight: True  # (k, weight) -> whether GEMVs on tensor cores support its groups
     arrays: Callable = row_arrays  # (weight) -> NamedTuple of its arrays for kernels on tensor cores
     kind: Callable = lambda weight, k: ()  # (weight, k) -> tuple
+    middle: float = 0.0  # zero point of weights that store none
+    pairs_of_eight: Callable | None = None  # (dtype) -> pairs_of_eight(words, eight, scale): without zero points, the weights of an eighth,
+    # or a quarter, of the codes in 16 bytes, as four words of two numbers of `dtype`; scale: float32
     groups: Callable | None = None  # (*kind) -> GroupDecoder
     gemv: Callable | None = None  # (dtype, threads, shares_of, *kind) -> GemvDecoder; shares_of(parts) -> Shares
     batched: Callable | None = None  # (dtype, threads, *kind) -> BatchedDecoder
@@ -201,6 +204,18 @@ class Format(NamedTuple):
     def inputs(self) -> int:
         """Inputs per step of a GEMV on tensor cores: 64 bytes of codes per row."""
         return ROW_BYTES * self.per_byte
+
+
+def make_unpack(unpack_word: Callable, per_byte: int):
+    """unpack(words, given, values): the numbers of the codes in four words, by Format.unpack."""
+    per_word = 4 * per_byte
+
+    @cuda.jit(device=True)
+    def unpack(words, given, values):
+        for word in range(4):
+            unpack_word(words[word], given, values, per_word * word)
+
+    return unpack
 
 
 @cuda.jit(device=True, forceinline=True)

@@ -10,13 +10,14 @@ Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning", section 3; vL
 ISA, "cvt" (e4m3x2).
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numba import cuda, float32, uint8, uint32
 
-from minllm.kernels.quantization.decoder import Format, RowCodes
+from minllm.kernels.quantization.decoder import PACK, Format, RowCodes
 from minllm.ptx import mma_m16n8k32_e4m3, pack_e4m3x2, unpack_e4m3x2
 from minllm.runtime.device import ADA
 
@@ -81,5 +82,23 @@ def unpack_fp8(word, given, values, at):
     values[at + 2], values[at + 3] = unpack_e4m3x2(word >> uint32(16))
 
 
+@functools.cache
+def make_pairs_of_eight(dtype: str):
+    """Format.pairs_of_eight. Each weight is rounded once."""
+    pack = PACK[dtype]
+
+    @cuda.jit(device=True, forceinline=True)
+    def of_two(word, scale):
+        low, high = unpack_e4m3x2(word)
+        return pack(low * scale, high * scale)
+
+    @cuda.jit(device=True, forceinline=True)
+    def pairs_of_eight(words, eight, scale):
+        first, second = words[2 * eight], words[2 * eight + 1]
+        return of_two(first, scale), of_two(first >> uint32(16), scale), of_two(second, scale), of_two(second >> uint32(16), scale)
+
+    return pairs_of_eight
+
+
 CODES = RowCodes(np.uint8, LARGEST, fp8_bits, fp8_number, fp8_word, multiply_fp8, mma_m16n8k32_e4m3, float32, "float8_e4m3fn")
-FP8 = Format("fp8", Fp8Weight, quantize_fp8, dequantize_fp8_reference, 1, ADA, unpack_fp8, codes=CODES)
+FP8 = Format("fp8", Fp8Weight, quantize_fp8, dequantize_fp8_reference, 1, ADA, unpack_fp8, pairs_of_eight=make_pairs_of_eight, codes=CODES)

@@ -39,6 +39,7 @@ from minllm.kernels.quantization.decoder import (
     INPUTS,
     MINUS_ZEROS,
     NO_TABLE,
+    PACK,
     STEP,
     BatchedDecoder,
     Format,
@@ -349,6 +350,21 @@ def make_number(dtype: str, has_minimums: bool = False):
 
 
 @functools.cache
+def make_pairs_of_eight(dtype: str):
+    """Format.pairs_of_eight. The scale is rounded before."""
+    pack, number = PACK[dtype], make_number(dtype)
+    minus_codes = MAGIC[dtype][0] * 0x10001 | SIGNS | MIDDLE * 0x10001  # -(128 + 8), or -(1024 + 8) in float16
+
+    @cuda.jit(device=True, forceinline=True)
+    def pairs_of_eight(words, eight, scale):
+        word, both, mask, minus = words[eight], pack(scale, scale), uint32(NIBBLES), uint32(minus_codes)
+        low, high = number(word & mask, minus, both), number(word >> uint32(4) & mask, minus, both)
+        return low, high, number(word >> uint32(8) & mask, minus, both), number(word >> uint32(12) & mask, minus, both)
+
+    return pairs_of_eight
+
+
+@functools.cache
 def make_tile_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.dtype | None, minimums: np.dtype | None) -> TileDecoder:
     """For tiles; groups of 32 or multiples of 64. The weight is rounded to x's dtype once; scale and minimum are rounded before."""
     arrays = tuple(ScaleArray(one, group_size) for one in (scales, zeros, minimums) if one is not None)
@@ -376,6 +392,6 @@ def make_tile_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.d
 
 
 INT4 = Format(
-    "int4", Int4Weight, quantize_int4, dequantize_int4_reference, 2, AMPERE, unpack_int4, takes_int4, int4_arrays, int4_kind,
-    gemv=make_gemv_decoder, batched=make_batched_decoder, tiles=make_tile_decoder,
+    "int4", Int4Weight, quantize_int4, dequantize_int4_reference, 2, AMPERE, unpack_int4, takes_int4, int4_arrays, int4_kind, MIDDLE,
+    make_pairs_of_eight, gemv=make_gemv_decoder, batched=make_batched_decoder, tiles=make_tile_decoder,
 )  # fmt: skip

@@ -10,6 +10,8 @@ from minllm.kernels.experts.counting_sort import sort_by_expert_reference
 from minllm.kernels.experts.gather_gemv import down_gemv, gate_up_gemv
 from minllm.kernels.experts.grouped_gemm import GroupedTiling, grouped_down, grouped_gate_up
 from minllm.kernels.experts.reference import route_reference
+from minllm.kernels.quantization.fp8 import FP8
+from minllm.kernels.quantization.int4 import INT4
 from minllm.weights.formats import WEIGHT_FORMATS
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -94,7 +96,7 @@ def test_a_pair_has_the_same_bits_among_others_and_alone(name):
 def test_what_is_no_weight_of_experts_is_refused():
     matrix = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
     int4, fp8 = (WEIGHT_FORMATS[name].encode(matrix) for name in ("int4", "fp8"))
-    assert codes_of("weight", int4, 64)[0] == CodeKind("int4", 32) and codes_of("weight", fp8, 64)[0] == CodeKind("fp8", 0)
+    assert codes_of("weight", int4, 64)[0] == CodeKind(INT4, 32) and codes_of("weight", fp8, 64)[0] == CodeKind(FP8, 0)
     wrong = {
         "zero points or minimums": (WEIGHT_FORMATS["int4_zeros"].encode(matrix), 64),
         "rows of 24 codes; in fp8 they are multiples of 16": (fp8._replace(codes=fp8.codes[:, :24].copy()), 24),

@@ -12,6 +12,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, WARPS, check_rows
+from minllm.kernels.quantization.decoder import make_unpack
 from minllm.kernels.quantization.fp8 import unpack_fp8
 from minllm.kernels.vector import load_words
 from minllm.ptx import unpack_e4m3x2
@@ -19,13 +20,7 @@ from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP, warp_sum
 
 EACH = 16  # codes per load of 16 bytes
-
-
-@cuda.jit(device=True)
-def unpack_16(words, values):
-    """values[0 : 16] = the codes of four words as float32."""
-    for word in range(4):
-        unpack_fp8(words[word], None, values, 4 * word)
+unpack_16 = make_unpack(unpack_fp8, 1)
 
 
 @functools.cache
@@ -44,10 +39,10 @@ def fp8_gemv_kernel(m: int):
             sums[i] = float32(0)
         for vector in range(lane, k // EACH, WARP):
             load_words(codes, int64(n) * k + vector * EACH, words, 0)
-            unpack_16(words, weight)
+            unpack_16(words, None, weight)
             for i in range(m):
                 load_words(x, int64(i) * k + vector * EACH, words, 0)
-                unpack_16(words, row)
+                unpack_16(words, None, row)
                 for j in range(EACH):
                     sums[i] += row[j] * weight[j]
         for i in range(m):

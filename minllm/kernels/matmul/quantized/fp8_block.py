@@ -44,12 +44,12 @@ def fp8_block_gemv_kernel(m: int):
             sums[i] = float32(0)
         for vector in range(lane, k // EACH, WARP):
             load_words(codes, int64(n) * k + vector * EACH, words, 0)
-            unpack_16(words, weight)
+            unpack_16(words, None, weight)
             group = vector * EACH >> BLOCK_SHIFT
             scale = scales[block, group]
             for i in range(m):
                 load_words(x, int64(i) * k + vector * EACH, words, 0)
-                unpack_16(words, row)
+                unpack_16(words, None, row)
                 part = float32(0)
                 for j in range(EACH):
                     part += row[j] * weight[j]

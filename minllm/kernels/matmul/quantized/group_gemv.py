@@ -16,7 +16,7 @@ from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.matmul.arguments import FLOAT32
 from minllm.kernels.matmul.quantized.arguments import UINT8, WARPS, check_groups, check_rows
 from minllm.kernels.matmul.quantized.sums import make_add_products, make_store_column
-from minllm.kernels.quantization.decoder import Format
+from minllm.kernels.quantization.decoder import Format, make_unpack
 from minllm.kernels.quantization.int8_groups import INT8_GROUPS
 from minllm.kernels.quantization.nf4 import BLOCK_SHIFT, NF4
 from minllm.kernels.vector import load_words, vector_access
@@ -27,22 +27,10 @@ LOAD = 16  # bytes of codes per load
 ABSMAX_DTYPES = UINT8, FLOAT32  # with and without double quantisation
 
 
-def make_unpack(found: Format):
-    """unpack(words, table, values): the numbers of the codes in four words."""
-    unpack_word, per_word = found.unpack, 4 * found.per_byte
-
-    @cuda.jit(device=True)
-    def unpack(words, table, values):
-        for word in range(4):
-            unpack_word(words[word], table, values, per_word * word)
-
-    return unpack
-
-
 @functools.cache
 def group_gemv_kernel(m: int, found: Format, kind: tuple, dtype: str):
     """The kernel for `m` rows of x in `dtype`, and weights of this kind."""
-    each, shift, decoder, unpack = LOAD * found.per_byte, found.per_byte - 1, found.groups(*kind), make_unpack(found)
+    each, shift, decoder, unpack = LOAD * found.per_byte, found.per_byte - 1, found.groups(*kind), make_unpack(found.unpack, found.per_byte)
     add_products, store_column, (entries, fill, scale_of) = make_add_products(m, each, dtype), make_store_column(m), decoder
 
     @kernel(launch_bounds=WARPS * WARP)
@@ -69,7 +57,7 @@ def group_gemv_kernel(m: int, found: Format, kind: tuple, dtype: str):
 @functools.cache
 def dequantize_groups_kernel(found: Format, kind: tuple, dtype: str):
     """The kernel that writes the dequantised matrix in `dtype`."""
-    each, shift, decoder, unpack = LOAD * found.per_byte, found.per_byte - 1, found.groups(*kind), make_unpack(found)
+    each, shift, decoder, unpack = LOAD * found.per_byte, found.per_byte - 1, found.groups(*kind), make_unpack(found.unpack, found.per_byte)
     (width, _, store), (entries, fill, scale_of) = vector_access(dtype), decoder
 
     @kernel(launch_bounds=WARPS * WARP)
