@@ -395,8 +395,11 @@ def gated_add(tokens, hidden, dtype=BFLOAT16):
 
 def compiled():
     """Launches of Qwen3-30B-A3B: GEMVs that hold many loads in flight, and tiles on tensor cores."""
+    for dtype in (BFLOAT16, FLOAT16):
+        yield MachineCode(f"experts/normed_router/{dtype}", normed_router(16, 128, 2048, dtype), blocks=2, contains=WIDE)
     yield MachineCode("experts/route", route(1, 128, 8), blocks=8, contains=("*REDUX.MAX*",))
     yield MachineCode("experts/sort_by_expert", sort_by_expert(64, 128, 8), blocks=4)
+    yield from compiled_products("")
     for dtype in DTYPES:
         for name, norm in (("", False), ("_with_norm", True)):
             launch = gathered_gate_up(1, 5, 2, 19, 7, dtype, norm)
@@ -407,7 +410,6 @@ def compiled():
         yield MachineCode(f"experts/gated_add/vectors/{dtype}", gated_add(64, 2048, dtype), blocks=16, contains=WIDE)
         yield MachineCode(f"experts/gated_add/elements/{dtype}", gated_add(2, 19, dtype), blocks=16)
     for dtype in (BFLOAT16, FLOAT16):
-        yield MachineCode(f"experts/normed_router/{dtype}", normed_router(16, 128, 2048, dtype), blocks=2, contains=WIDE)
         for pieces, length in longest_rows(dtype):
             launch = combine_norm(64, 8, length, dtype)
             yield MachineCode(f"experts/combine_norm/{pieces}/{dtype}", launch, blocks=1, contains=WIDE)
@@ -415,7 +417,7 @@ def compiled():
         for name, describe in (("wgmma_gate_up", wgmma_up), ("wgmma_down", wgmma_projection)):
             launch = describe(2048, **A3B, dtype=dtype)
             yield MachineCode(f"experts/{name}/{dtype}", launch, blocks=1, contains=WGMMA, targets=HOPPER)
-    for form in ("", *CODED):
+    for form in CODED:
         yield from compiled_products(form)
 
 

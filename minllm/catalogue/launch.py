@@ -148,15 +148,20 @@ class Launch:
 
 
 def describes(function: Callable[..., Launch]) -> Callable[..., Launch]:
-    """Decorator of a function of a stage's module that makes a Launch of its shape arguments: its Launches know what they are of."""
+    """Decorator of a function of a stage's module that makes a Launch of its shape arguments: its Launches know what they are of.
+
+    A parameter may be annotated with a function, which converts its argument.
+    """
     parameters, stage = inspect.signature(function), function.__module__.split(".")[2]
+    conversions = {name: one.annotation for name, one in parameters.parameters.items() if one.annotation is not one.empty}
 
     @functools.wraps(function)
     def launch_of(*args, **kwargs):
         bound = parameters.bind(*args, **kwargs)
-        given = dict(bound.arguments)
+        bound.arguments |= {name: convert(bound.arguments[name]) for name, convert in conversions.items() if name in bound.arguments}
+        given, found = dict(bound.arguments), function(*bound.args, **bound.kwargs)
         bound.apply_defaults()
-        return replace(function(*args, **kwargs), stage=stage, name=function.__name__, shape=bound.arguments, given=given)
+        return replace(found, stage=stage, name=function.__name__, shape=bound.arguments, given=given)
 
     return launch_of
 

@@ -1,8 +1,9 @@
 """The interface of a weight format: sizes, loading from a checkpoint, NumPy reference, GPU kernels.
 
 Each Linear carries its format, as each cache carries its KvFormat (kernels/quantization/formats.py). Settings that differ between
-checkpoints (group size, modules that stay plain) are fields of the instance. To add a format, write a subclass in a new file and list it
-in formats.py. Loading, operations, costs, the memory budget and `minllm plan` depend on this interface alone.
+checkpoints (group size, modules that stay plain) are fields of the instance. To add a format, write its layout, equations and decoders in a
+file of kernels/quantization, its sizes as a subclass in quantized.py, and a line in formats.py. Loading, operations, costs, the memory
+budget and `minllm plan` depend on this interface alone.
 """
 
 from collections.abc import Callable, Mapping

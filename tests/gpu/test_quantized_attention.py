@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minllm.catalogue.attention.codes import LARGE_STEPS, of_model, step
+from minllm.catalogue.attention.paged import lengths
 from minllm.catalogue.launch import on_device
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.kernels.quantization.formats import TOKEN_FORMATS
@@ -12,7 +13,7 @@ from tests.kernels.launches import GuardedOps
 
 @pytest.mark.covering("sizes", "form")
 @pytest.mark.parametrize("form", TOKEN_FORMATS)
-@pytest.mark.parametrize("sizes", LARGE_STEPS, ids=str)
+@pytest.mark.parametrize("sizes", [(lengths(one), lengths(other), *sizes) for one, other, *sizes in LARGE_STEPS], ids=str)
 def test_two_runs_give_the_same_bits(device, sizes, form):
     tokens, keys, *others = sizes
     launch, outs = of_model(step, tokens, keys, form, *others), []

@@ -18,7 +18,7 @@ def compiled():
     listed = of_families("compiled")
     described = {one.name.split("/")[1] for one in listed}
     others = (name for name in VARIANTS.names() if name not in described)
-    return [*listed, *(MachineCode(f"attention/{name}/bfloat16", attention(name, (1,), (20,)), blocks=1) for name in others)]
+    return [*listed, *(MachineCode(f"attention/{name}/bfloat16", attention(name, 1, 20), blocks=1) for name in others)]
 
 
 def small():

@@ -12,7 +12,7 @@ def compiled():
     """On tensor cores, and in float32; with Gemma 2's cap."""
     for dtype in DTYPES:
         for head_dim in (128, 256):
-            launch = attention("soft_capped", (SHORT,), (SHORT,), 8, 4, head_dim, dtype, soft_cap=GEMMA_2)
+            launch = attention("soft_capped", SHORT, SHORT, 8, 4, head_dim, dtype, soft_cap=GEMMA_2)
             contains, blocks = (("LDG*128*", "MUFU.EX2"), 1) if dtype == FLOAT32 else (TENSOR_CORES, bounded_blocks(launch))
             yield MachineCode(f"attention/soft_capped/{head_dim}/{dtype}", launch, blocks, contains)
 
@@ -23,4 +23,4 @@ def small():
     yield attention("soft_capped", (7, 1), (7, 20), 2, 1, 24, FLOAT32, block_size=4, sliding_window=5, soft_cap=GEMMA_2)
     for cap in (0.5, GEMMA_2):
         yield attention("soft_capped", (1, 0, 1), (70, 0, 9), 3, 1, 40, BFLOAT16, sliding_window=13, soft_cap=cap)
-        yield attention("soft_capped", (9,), (41,), 2, 2, 16, FLOAT16, block_size=5, soft_cap=cap)
+        yield attention("soft_capped", 9, 41, 2, 2, 16, FLOAT16, block_size=5, soft_cap=cap)

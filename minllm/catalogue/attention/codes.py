@@ -16,28 +16,28 @@ TILES = (16, 16, 1)  # so small that short prompts cross them
 # (new tokens, keys, format, heads, KV heads, head_dim, dtype, block size, group size, window, magnitude)
 RAGGED = ((1,) * 5, (33, 1, 0, 70, 16))
 STEPS = (
-    ((1,), (37,), "int8", 8, 1, 80, BFLOAT16),  # five chunks a row
+    (1, 37, "int8", 8, 1, 80, BFLOAT16),  # five chunks a row
     ((1, 1), (3, 41), "int8", 18, 2, 32, BFLOAT16, 12, 16),  # 9 heads a group
-    ((1,), (35,), "int4", 2, 1, 96, FLOAT16, BLOCK_SIZE, 32),  # 3 groups: chunks of scales cross keys
-    ((1,), (20,), "int4", 2, 1, 256, BFLOAT16, 4, 32),  # two chunks a key
-    ((1,), (30,), "int8", 2, 2, 32, BFLOAT16, BLOCK_SIZE, None, 0, 200.0),  # scores beyond 1e5
-    ((1,), (30,), "int4", 2, 2, 32, FLOAT16, BLOCK_SIZE, None, 0, 60.0),
-    ((1,), (19,), "fp8_e4m3", 2, 2, 48, FLOAT16, 5),
+    (1, 35, "int4", 2, 1, 96, FLOAT16, BLOCK_SIZE, 32),  # 3 groups: chunks of scales cross keys
+    (1, 20, "int4", 2, 1, 256, BFLOAT16, 4, 32),  # two chunks a key
+    (1, 30, "int8", 2, 2, 32, BFLOAT16, BLOCK_SIZE, None, 0, 200.0),  # scores beyond 1e5
+    (1, 30, "int4", 2, 2, 32, FLOAT16, BLOCK_SIZE, None, 0, 60.0),
+    (1, 19, "fp8_e4m3", 2, 2, 48, FLOAT16, 5),
 )
 FETCHED = (  # by the copy engine: one line a key and several, boxes of a tile and of half a tile
     (*RAGGED, "int4", 4, 2, 128, BFLOAT16, 16, 32),
     ((1, 0, 1), (33, 2, 90), "int8", 9, 1, 64, FLOAT16, 48, None, 9),
     ((1, 1), (60, 41), "fp8_e4m3", 4, 1, 128, BFLOAT16, 32),
-    ((1,), (45,), "int8", 2, 1, 128, BFLOAT16, 8, 32),
+    (1, 45, "int8", 2, 1, 128, BFLOAT16, 8, 32),
 )
 PROMPTS = (  # then the tiles
     ((19, 0, 5), (19, 7, 35), "int8", 2, 1, 32, BFLOAT16, 8, None, 0, 1.0, TILES),
     ((3, 1), (21, 0), "int4", 4, 2, 64, FLOAT16, 32, None, 0, 1.0, TILES),
-    ((17,), (40,), "int8", 2, 1, 96, BFLOAT16, BLOCK_SIZE, 32, 9, 1.0, (32, 16, 2)),
-    ((6,), (33,), "int4", 1, 1, 96, FLOAT16, 48, None, 0, 1.0, (32, 32, 2)),
-    ((5,), (20,), "int4", 2, 1, 128, BFLOAT16, 5, 64, 0, 1.0, (32, 32, 2)),
-    ((4,), (18,), "int8", 1, 1, 256, BFLOAT16, BLOCK_SIZE, None, 0, 1.0, TILES),
-    ((7,), (30,), "fp8_e4m3", 1, 1, 80, FLOAT16, BLOCK_SIZE, None, 0, 1.0, (32, 16, 1)),
+    (17, 40, "int8", 2, 1, 96, BFLOAT16, BLOCK_SIZE, 32, 9, 1.0, (32, 16, 2)),
+    (6, 33, "int4", 1, 1, 96, FLOAT16, 48, None, 0, 1.0, (32, 32, 2)),
+    (5, 20, "int4", 2, 1, 128, BFLOAT16, 5, 64, 0, 1.0, (32, 32, 2)),
+    (4, 18, "int8", 1, 1, 256, BFLOAT16, BLOCK_SIZE, None, 0, 1.0, TILES),
+    (7, 30, "fp8_e4m3", 1, 1, 80, FLOAT16, BLOCK_SIZE, None, 0, 1.0, (32, 16, 1)),
 )
 OF_PAGES = ((1,) * 5, (1, 600, 37, 0, 1501), 16, 4)
 # Sizes of models: (new tokens, keys, heads, KV heads, head_dim, dtype, block size, window).
@@ -54,7 +54,7 @@ LARGE_PROMPTS = (
     *prompts.LARGE[4:8],
     prompts.LARGE[9],
     ((1, 65), (77, 65), 4, 2, 256, BFLOAT16, 1),
-    ((200,), (900,), 4, 2, 128, BFLOAT16, BLOCK_SIZE, 100),
+    (200, 900, 4, 2, 128, BFLOAT16, BLOCK_SIZE, 100),
 )
 
 
@@ -74,13 +74,13 @@ def small():
         window = ((1, 0, 1, 1), (50, 70, 12, 90), form, 12, 1, 32, FLOAT16, 32, None, 30)
         yield step(*window, sm_count=3, shape=SHAPES[0])
         yield step(*RAGGED, form, 4, 2, 64, BFLOAT16, 8, sm_count=3, shape=shape)
-    for sizes in (((1,), (1,), "int8", 2, 2, 32), ((1,), (45,), "int4", 4, 1, 96, BFLOAT16, 48), (*RAGGED, "fp8_e4m3", 4, 2, 64)):
+    for sizes in ((1, 1, "int8", 2, 2, 32), (1, 45, "int4", 4, 1, 96, BFLOAT16, 48), (*RAGGED, "fp8_e4m3", 4, 2, 64)):
         yield step(*sizes, sm_count=3, shape=SHAPES[0])
     for sizes in STEPS:
         yield step(*sizes, splits=2, shape=SHAPES[0])
     for i, sizes in enumerate(FETCHED):
         yield step(*sizes, sm_count=3, shape=SHAPES_OF_COPIES[i % 2])
-    yield step((1,), (70,), "int8", 4, 2, 32)  # the block and the grid that users get
+    yield step(1, 70, "int8", 4, 2, 32)  # the block and the grid that users get
     for *sizes, tiles in PROMPTS:
         yield prompt(*sizes, tiles=tiles)
     for i, form in enumerate(TOKEN_FORMATS):  # a chunk behind a cached prefix, and padding
@@ -101,8 +101,8 @@ def large():
         yield step(*sizes)
     for form in ("int8", "int4"):
         yield step(*RAGGED, form, 4, 2, 64, BFLOAT16, 8, splits=3, shape=SHAPES[1])
-        yield of_model(step, (1,), (700,), form, 4, 2, 64, magnitude=100.0)
-        yield of_model(prompt, (100,), (700,), form, 4, 2, 64, magnitude=100.0)
+        yield of_model(step, 1, 700, form, 4, 2, 64, magnitude=100.0)
+        yield of_model(prompt, 100, 700, form, 4, 2, 64, magnitude=100.0)
 
 
 def of_model(launch, tokens, keys, form, heads, kv_heads, head_dim, dtype=BFLOAT16, block_size=BLOCK_SIZE, window=0, magnitude=1.0):
@@ -144,7 +144,7 @@ def bfloat16_step(lengths, heads, kv_heads, head_dim, block_size):
 
 def measured_prompt(variant, form, tokens, heads=32, kv_heads=8, head_dim=128):
     """A whole prompt."""
-    launch = quantized_attention(variant, (tokens,), (tokens,), form, heads, kv_heads, head_dim)
+    launch = quantized_attention(variant, tokens, tokens, form, heads, kv_heads, head_dim)
     set_bytes = 2 * tokens * (heads * head_dim * BFLOAT16.itemsize + kv_heads * kv_format(form, head_dim).bytes_per_head)
     case = f"1x{tokens}, {heads}/{kv_heads} heads, d {head_dim}, {BFLOAT16}, {form} cache"
     work = prefill_flops(1, tokens, heads, head_dim)

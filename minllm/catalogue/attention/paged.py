@@ -21,6 +21,11 @@ SUMMED = 2.0**-24  # a sum of n values that cancel is as large as the square roo
 TENSOR_CORES = ("HMMA.16816.F32*", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS*128*", "MUFU.EX2")
 
 
+def lengths(given):
+    """The lengths of sequences, given as a tuple, or as a number for one sequence."""
+    return (given,) if isinstance(given, int) else given
+
+
 def batch_of(noise, query_lens, context_lens, block_size):
     """(blocks of the cache, query_start, context_lens and block_tables by name): blocks in random order, more than needed."""
     counts = [-(-context // block_size) for context in context_lens]
@@ -62,8 +67,8 @@ def as_sequences(tokens, query_start, context_lens, block_tables, **_):
 
 @describes
 def attention(
-    variant, query_lens, context_lens, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE, sliding_window=0,
-    magnitude=1.0, layers=0, lse=False, **options,
+    variant, query_lens: lengths, context_lens: lengths, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE,
+    sliding_window=0, magnitude=1.0, layers=0, lse=False, **options,
 ):  # fmt: skip
     """Sequence b has query_lens[b] new tokens, and context_lens[b] keys with them, 0 for padding; options: those of the variant's launcher.
 

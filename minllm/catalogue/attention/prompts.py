@@ -31,73 +31,73 @@ TILES = (16, 16, 1)  # query rows, keys, warps
 FLOAT32_TILES = (4, 8, 2, 2)  # 8 query rows, 16 keys
 # (new tokens, keys, heads, KV heads, head_dim, dtype, block size, window, magnitude)
 CHUNKS = (
-    ((1,), (1,), 2, 2, 16, BFLOAT16),
-    ((2,), (2,), 2, 2, 16, FLOAT16),
-    ((15,), (37,), 2, 2, 40, BFLOAT16),  # 40 is padded to 48
-    ((16,), (16,), 2, 2, 8, BFLOAT16, 8),
-    ((17,), (31,), 2, 2, 16, FLOAT16, 1),
-    ((29,), (29,), 4, 4, 16, BFLOAT16, 256),
+    (1, 1, 2, 2, 16, BFLOAT16),
+    (2, 2, 2, 2, 16, FLOAT16),
+    (15, 37, 2, 2, 40, BFLOAT16),  # 40 is padded to 48
+    (16, 16, 2, 2, 8, BFLOAT16, 8),
+    (17, 31, 2, 2, 16, FLOAT16, 1),
+    (29, 29, 4, 4, 16, BFLOAT16, 256),
     ((3, 0, 17, 1), (5, 4, 17, 0), 6, 2, 16, BFLOAT16),  # a padding sequence, and one that rests
-    ((7,), (50,), 8, 1, 16, BFLOAT16),
-    ((18,), (67,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 7),
-    ((5,), (67,), 2, 2, 16, FLOAT16, 5, 33),
-    ((5,), (40,), 2, 2, 16, FLOAT16, BLOCK_SIZE, 1),
-    ((4,), (2,), 2, 2, 16, BFLOAT16),  # two rows before the first key: they see nothing
-    ((9,), (30,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 200.0),  # scores beyond 1e5
+    (7, 50, 8, 1, 16, BFLOAT16),
+    (18, 67, 2, 2, 16, BFLOAT16, BLOCK_SIZE, 7),
+    (5, 67, 2, 2, 16, FLOAT16, 5, 33),
+    (5, 40, 2, 2, 16, FLOAT16, BLOCK_SIZE, 1),
+    (4, 2, 2, 2, 16, BFLOAT16),  # two rows before the first key: they see nothing
+    (9, 30, 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 200.0),  # scores beyond 1e5
 )
 FLOAT32_CHUNKS = (
-    ((1,), (1,), 2, 2, 8, FLOAT32),
-    ((7,), (18,), 6, 2, 40, FLOAT32, 1),
+    (1, 1, 2, 2, 8, FLOAT32),
+    (7, 18, 6, 2, 40, FLOAT32, 1),
     ((8, 9), (8, 16), 2, 2, 16, FLOAT32, 8),
     ((3, 0, 2, 1), (5, 4, 17, 0), 4, 4, 8, FLOAT32),
-    ((11,), (37,), 2, 2, 8, FLOAT32, 256, 6),
-    ((4,), (2,), 2, 2, 8, FLOAT32),
-    ((3,), (20,), 2, 2, 16, FLOAT32, BLOCK_SIZE, 0, 200.0),
+    (11, 37, 2, 2, 8, FLOAT32, 256, 6),
+    (4, 2, 2, 2, 8, FLOAT32),
+    (3, 20, 2, 2, 16, FLOAT32, BLOCK_SIZE, 0, 200.0),
 )
 # The same, then consumers of 64 rows each, and keys of a tile.
 HOPPER_CHUNKS = (
-    ((1,), (1,), 2, 2, 16, BFLOAT16, 8, 0, 1, 16),
+    (1, 1, 2, 2, 16, BFLOAT16, 8, 0, 1, 16),
     ((4, 0, 3), (2, 5, 0), 2, 2, 8, FLOAT16, 8, 0, 1, 16),
     ((130, 3), (150, 40), 1, 1, 64, BFLOAT16, 8, 0, 2, 32),  # two pages a thread
-    ((65,), (67,), 2, 1, 40, FLOAT16, 256, 0, 1, 32),  # one block
-    ((129,), (161,), 1, 1, 80, BFLOAT16, 64, 0, 3, 32),
-    ((70,), (131,), 2, 1, 96, FLOAT16, BLOCK_SIZE, 37, 1, 32),
-    ((9,), (40,), 2, 1, 16, BFLOAT16, BLOCK_SIZE, 1, 1, 32),
-    ((33,), (33,), 2, 1, 256, BFLOAT16, 32, 0, 1, 16),
-    ((9,), (30,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 200.0, 1, 16),
-    ((9,), (30,), 2, 2, 16, FLOAT16, BLOCK_SIZE, 0, 50.0, 1, 16),
+    (65, 67, 2, 1, 40, FLOAT16, 256, 0, 1, 32),  # one block
+    (129, 161, 1, 1, 80, BFLOAT16, 64, 0, 3, 32),
+    (70, 131, 2, 1, 96, FLOAT16, BLOCK_SIZE, 37, 1, 32),
+    (9, 40, 2, 1, 16, BFLOAT16, BLOCK_SIZE, 1, 1, 32),
+    (33, 33, 2, 1, 256, BFLOAT16, 32, 0, 1, 16),
+    (9, 30, 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 200.0, 1, 16),
+    (9, 30, 2, 2, 16, FLOAT16, BLOCK_SIZE, 0, 50.0, 1, 16),
 )
 # (new tokens, keys, heads, KV heads, head_dim, dtype, block size, window, magnitude) over fp8 codes, then consumers, and keys of a tile.
 FLOAT8_CHUNKS = (
-    ((1,), (1,), 2, 2, 16, BFLOAT16, 8, 0, 1.0, 1, 32),
+    (1, 1, 2, 2, 16, BFLOAT16, 8, 0, 1.0, 1, 32),
     ((4, 0, 66), (2, 5, 66), 2, 1, 16, FLOAT16, 8, 0, 1.0, 1, 64),  # two rows before the first key: they see nothing
     ((130, 3), (150, 40), 1, 1, 64, BFLOAT16, 8, 0, 1.0, 2, 32),
-    ((65,), (67,), 2, 1, 48, FLOAT16, 256, 0, 1.0, 1, 96),  # one block
-    ((70,), (131,), 2, 1, 96, FLOAT16, BLOCK_SIZE, 37, 1.0, 1, 32),
-    ((9,), (40,), 2, 1, 32, BFLOAT16, BLOCK_SIZE, 1, 1.0, 1, 32),
-    ((9,), (200,), 4, 1, 128, BFLOAT16, 64, 0, 30.0, 1, 128),
+    (65, 67, 2, 1, 48, FLOAT16, 256, 0, 1.0, 1, 96),  # one block
+    (70, 131, 2, 1, 96, FLOAT16, BLOCK_SIZE, 37, 1.0, 1, 32),
+    (9, 40, 2, 1, 32, BFLOAT16, BLOCK_SIZE, 1, 1.0, 1, 32),
+    (9, 200, 4, 1, 128, BFLOAT16, 64, 0, 30.0, 1, 128),
 )
 # Whole prompts and ragged chunks of models.
 LARGE = (
-    ((512,), (512,), 32, 8, 64, BFLOAT16),
+    (512, 512, 32, 8, 64, BFLOAT16),
     ((1, 5, 129), (1328, 18, 463), 8, 2, 128, FLOAT16),
-    ((257,), (2011,), 6, 2, 40, BFLOAT16, 8),
+    (257, 2011, 6, 2, 40, BFLOAT16, 8),
     ((127, 128, 131, 0, 1), (127, 300, 131, 5, 0), 4, 4, 80, BFLOAT16, 1),
     ((61, 67), (509, 67), 8, 1, 96, FLOAT16, 256),
-    ((130,), (1031,), 4, 2, 256, BFLOAT16, 2048),
-    ((300,), (1500,), 8, 2, 128, BFLOAT16, BLOCK_SIZE, 257),
-    ((65,), (999,), 4, 2, 64, FLOAT16, BLOCK_SIZE, 1),
-    ((100,), (700,), 4, 2, 64, BFLOAT16, BLOCK_SIZE, 0, 100.0),
-    ((1031,), (1031,), 71, 1, 64, BFLOAT16),  # enough blocks for the large tiles
-    ((129,), (613,), 6, 2, 80, FLOAT32),
+    (130, 1031, 4, 2, 256, BFLOAT16, 2048),
+    (300, 1500, 8, 2, 128, BFLOAT16, BLOCK_SIZE, 257),
+    (65, 999, 4, 2, 64, FLOAT16, BLOCK_SIZE, 1),
+    (100, 700, 4, 2, 64, BFLOAT16, BLOCK_SIZE, 0, 100.0),
+    (1031, 1031, 71, 1, 64, BFLOAT16),  # enough blocks for the large tiles
+    (129, 613, 6, 2, 80, FLOAT32),
     ((1, 65), (77, 65), 4, 2, 256, FLOAT32, 1),
-    ((200,), (900,), 4, 2, 128, FLOAT32, BLOCK_SIZE, 100),
+    (200, 900, 4, 2, 128, FLOAT32, BLOCK_SIZE, 100),
 )
 
 
 def prompt(variant, tokens, heads, kv_heads, head_dim, dtype=BFLOAT16, **options):
     """The launch of one whole prompt."""
-    return attention(variant, (tokens,), (tokens,), heads, kv_heads, head_dim, dtype, **options)
+    return attention(variant, tokens, tokens, heads, kv_heads, head_dim, dtype, **options)
 
 
 def bounded_blocks(launch, target=HOPPER[0]):
@@ -139,7 +139,7 @@ def compiled_quantized():
         tiles = quantized.tiles_for(kv_format(name, head_dim), tokens)
         targets = FP8_TARGETS if name.startswith("fp8") else TARGETS
         targets = targets if dtype == BFLOAT16 else (targets[-2],)  # the dtypes differ only in loading queries and storing outputs
-        launch = quantized_attention("flash_attention_2_quantized", (SHORT,), (SHORT,), name, 32, 8, head_dim, dtype, tiles=tiles)
+        launch = quantized_attention("flash_attention_2_quantized", SHORT, SHORT, name, 32, 8, head_dim, dtype, tiles=tiles)
         code = f"attention/flash_attention_2_quantized/{name}/{'x'.join(map(str, tiles))}/{head_dim}/{dtype}"
         contains = (*TENSOR_CORES[:3], "LDG*128*", "STS*128*", "MUFU.EX2")
         yield MachineCode(code, launch, 1 if tiles[2] > 4 else 2, contains, targets=targets)
@@ -158,7 +158,7 @@ def compiled_float8():
     """FlashAttention-3 over fp8 codes, gathered from pages or copied as one box; queries in float16 differ in loads and stores alone."""
     for head_dim, tokens, whole in FLOAT8_LAYOUTS:
         shape, dtype = float8.shape_for(head_dim, tokens), FLOAT16 if head_dim == 96 else BFLOAT16
-        sizes, block_size = ((SHORT,), (SHORT,), "fp8_e4m3", 32, 8, head_dim, dtype), SHORT if whole else BLOCK_SIZE
+        sizes, block_size = (SHORT, SHORT, "fp8_e4m3", 32, 8, head_dim, dtype), SHORT if whole else BLOCK_SIZE
         launch = quantized_attention("flash_attention_3_float8", *sizes, block_size=block_size, shape=shape)
         tiles = f"{shape.query_tile}x{shape.key_tile}/{'whole' if whole else 'paged'}"
         code = f"attention/flash_attention_3_float8/fp8_e4m3/{head_dim}/{tiles}/{dtype}"
@@ -175,21 +175,21 @@ def small():
     for chunk in CHUNKS:
         yield attention("flash_attention_2", *chunk, tiles=TILES)
     for tiles in ((32, 16, 1), (32, 32, 2), (16, 48, 1), TILES):  # two 16-row tiles a warp, two warps, uneven tiles
-        yield attention("flash_attention_2", (35,), (41,), 2, 2, 16, tiles=tiles)
-        yield attention("flash_attention_2", (3,), (19,), 2, 2, 144, tiles=tiles)  # from 16 rows a warp on, Q is not kept in registers
+        yield attention("flash_attention_2", 35, 41, 2, 2, 16, tiles=tiles)
+        yield attention("flash_attention_2", 3, 19, 2, 2, 144, tiles=tiles)  # from 16 rows a warp on, Q is not kept in registers
     for chunk in FLOAT32_CHUNKS:
         yield attention("flash_attention_2", *chunk, tiles=FLOAT32_TILES)
-    yield attention("flash_attention_2", (5,), (66,), 2, 2, 16)  # the tiles that users get
-    yield attention("flash_attention_2", (3,), (5,), 2, 2, 8, FLOAT32)
+    yield attention("flash_attention_2", 5, 66, 2, 2, 16)  # the tiles that users get
+    yield attention("flash_attention_2", 3, 5, 2, 2, 8, FLOAT32)
     for dtype, block_size, tiles in ((FLOAT16, 8, TILES), (BFLOAT16, 64, TILES), (FLOAT32, 8, FLOAT32_TILES)):
         yield attention("flash_attention_2", **short, dtype=dtype, block_size=block_size, tiles=tiles)
-    yield quantized_attention("flash_attention_2_quantized", (40,), (40,), "int8", 2, 1, 32, tiles=TILES)
+    yield quantized_attention("flash_attention_2_quantized", 40, 40, "int8", 2, 1, 32, tiles=TILES)
     by_channel = dict(block_size=32, residual_window=32, tiles=TILES)
-    yield quantized_attention("flash_attention_2_quantized", (8,), (136,), "kivi_int4", 2, 1, 32, **by_channel)
+    yield quantized_attention("flash_attention_2_quantized", 8, 136, "kivi_int4", 2, 1, 32, **by_channel)
     for name, head_dim in (("int8", 32), ("int4", 64)):
-        yield quantized_attention("flash_attention_2_quantized", (19,), (40,), name, 2, 1, head_dim, tiles=TILES)
+        yield quantized_attention("flash_attention_2_quantized", 19, 40, name, 2, 1, head_dim, tiles=TILES)
     shape = TileShape(32, 1, 32, codes=True)
-    yield quantized_attention("flash_attention_3_float8", (70,), (70,), "fp8_e4m3", 2, 1, 32, shape=shape)
+    yield quantized_attention("flash_attention_3_float8", 70, 70, "fp8_e4m3", 2, 1, 32, shape=shape)
     for *chunk, consumers, key_tile in FLOAT8_CHUNKS:
         yield float8_chunk(*chunk, shape=TileShape(chunk[4], consumers, key_tile, codes=True))
     yield prompt("flash_attention_3", 70, 2, 1, 32, shape=TileShape(32, 1, 32))

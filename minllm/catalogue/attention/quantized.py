@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.catalogue.attention.moved import FORMULAS_OF_CODES, Sizes
-from minllm.catalogue.attention.paged import BLOCK_SIZE, INDICES, LARGE, SLACK, as_sequences, batch_of, launch_variant, seen_slots
+from minllm.catalogue.attention.paged import BLOCK_SIZE, INDICES, LARGE, SLACK, as_sequences, batch_of, launch_variant, lengths, seen_slots
 from minllm.catalogue.kv.quantized import quantized_arrays, quantized_caches
 from minllm.catalogue.launch import Launch, describes, returns
 from minllm.catalogue.rows import BFLOAT16
@@ -62,8 +62,8 @@ def before_windows(residual_window, query_start, context_lens, block_tables):
 
 @describes
 def quantized_attention(
-    variant, query_lens, context_lens, form, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE, group_size=None,
-    sliding_window=0, magnitude=1.0, residual_window=0, lse=False, **options,
+    variant, query_lens: lengths, context_lens: lengths, form, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, block_size=BLOCK_SIZE,
+    group_size=None, sliding_window=0, magnitude=1.0, residual_window=0, lse=False, **options,
 ):  # fmt: skip
     """As paged.attention, over codes of a format that all may occur; options: those of the variant's launcher.
 

@@ -12,40 +12,40 @@ from minllm.kernels.matmul.arguments import HALF_DTYPES
 GROUP, KV_HEADS = 4, 8  # query heads per KV head
 # (new tokens, keys, heads, KV heads, head_dim, dtype, block size, window, magnitude) and splits of decode steps
 STEPS = (
-    ((1,), (1,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 1),
+    (1, 1, 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 1),
     ((1, 1, 1), (31, 0, 33), 6, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 3),
-    ((1,), (97,), 2, 2, 40, FLOAT16, 8, 0, 2),  # 5 chunks of 16 bytes on 8 lanes
-    ((1,), (37,), 8, 1, 8, BFLOAT16, 1, 0, 5),  # a key is one lane's
-    ((1,), (40,), 4, 4, 8, FLOAT32, 256, 0, 2),
+    (1, 97, 2, 2, 40, FLOAT16, 8, 0, 2),  # 5 chunks of 16 bytes on 8 lanes
+    (1, 37, 8, 1, 8, BFLOAT16, 1, 0, 5),  # a key is one lane's
+    (1, 40, 4, 4, 8, FLOAT32, 256, 0, 2),
     ((1, 1), (3, 41), 18, 2, 16, FLOAT32, BLOCK_SIZE, 0, 2),  # 9 heads a group: two blocks, one head too many
-    ((1,), (67,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 7, 3),
-    ((1,), (67,), 2, 2, 16, FLOAT16, 5, 50, 2),
+    (1, 67, 2, 2, 16, BFLOAT16, BLOCK_SIZE, 7, 3),
+    (1, 67, 2, 2, 16, FLOAT16, 5, 50, 2),
     ((1, 0, 1), (5, 9, 12), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 2),  # the second sequence brings no token
-    ((1,), (30,), 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 200.0, 2),  # scores beyond 1e5
-    ((1,), (5,), 2, 2, 136, FLOAT32, BLOCK_SIZE, 0, 2),  # 34 chunks of float32 on 32 lanes: two each
-    ((1,), (9,), 2, 2, 256, BFLOAT16, BLOCK_SIZE, 0, 1),
+    (1, 30, 2, 2, 16, BFLOAT16, BLOCK_SIZE, 0, 200.0, 2),  # scores beyond 1e5
+    (1, 5, 2, 2, 136, FLOAT32, BLOCK_SIZE, 0, 2),  # 34 chunks of float32 on 32 lanes: two each
+    (1, 9, 2, 2, 256, BFLOAT16, BLOCK_SIZE, 0, 1),
 )
 # The same of models.
 LARGE = (
-    ((1,), (600,), 32, 8, 64, BFLOAT16),
-    ((1,), (32771,), 32, 8, 128, BFLOAT16),
+    (1, 600, 32, 8, 64, BFLOAT16),
+    (1, 32771, 32, 8, 128, BFLOAT16),
     ((1,) * 65, tuple(range(0, 65 * 61, 61)), 8, 2, 128, FLOAT16),
     ((1,) * 65, tuple(range(0, 65 * 7, 7)), 32, 8, 64, BFLOAT16),  # many blocks per SM
     ((1,) * 5, (1, 17, 1024, 4099, 0), 28, 4, 128, BFLOAT16),
     ((1, 1), (8191, 33), 71, 1, 64, BFLOAT16, 1),
     ((1, 1), (511, 2049), 64, 8, 80, FLOAT16, 256),
-    ((1,), (5003,), 6, 2, 40, BFLOAT16, 8),
-    ((1,), (1999,), 16, 2, 256, BFLOAT16),
-    ((1,), (9001,), 8, 2, 128, BFLOAT16, BLOCK_SIZE, 4096),
-    ((1,), (700,), 4, 2, 64, BFLOAT16, BLOCK_SIZE, 0, 100.0),
+    (1, 5003, 6, 2, 40, BFLOAT16, 8),
+    (1, 1999, 16, 2, 256, BFLOAT16),
+    (1, 9001, 8, 2, 128, BFLOAT16, BLOCK_SIZE, 4096),
+    (1, 700, 4, 2, 64, BFLOAT16, BLOCK_SIZE, 0, 100.0),
     ((1, 1), (4001, 129), 32, 8, 128, FLOAT32),
-    ((1,), (777,), 6, 2, 256, FLOAT32, 1),
+    (1, 777, 6, 2, 256, FLOAT32, 1),
 )
 
 
 def step(variant, context, heads, kv_heads, head_dim, dtype=BFLOAT16, **options):
     """The launch of a decode step of one sequence."""
-    return attention(variant, (1,), (context,), heads, kv_heads, head_dim, dtype, **options)
+    return attention(variant, 1, context, heads, kv_heads, head_dim, dtype, **options)
 
 
 def compiled():
@@ -90,7 +90,7 @@ def small():
     yield step("split_kv", 130, 2, 2, 16)  # the block and the splits that users get
     yield step("fixed_split", 128, 4, 2, 64, parts=2)
     yield attention("fixed_split", (3, 0, 1), (70, 4, 0), 4, 2, 16, FLOAT16, layers=3, parts=2)
-    yield attention("fixed_split", (5,), (67,), 2, 1, 40, sliding_window=33, parts=1)
+    yield attention("fixed_split", 5, 67, 2, 1, 40, sliding_window=33, parts=1)
 
 
 def large():

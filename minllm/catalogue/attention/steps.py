@@ -101,7 +101,7 @@ def compiled_quantized(dtype):
 def quantized_code(found, dtype, group, shape, targets):
     """A step over codes of a format with this SplitShape."""
     sizes, size = (found.name, group * KV_HEADS, KV_HEADS, found.head_dim, dtype), found.group_size
-    launch = quantized_attention("split_quantized", (1,), (CONTEXT,), *sizes, group_size=size, shape=shape)
+    launch = quantized_attention("split_quantized", 1, CONTEXT, *sizes, group_size=size, shape=shape)
     copies, integers = "UTMALDG.2D*" if shape.tensor_copies else "LDGSTS*128*", () if found.is_float else ("IMMA.16832.U8.S8",)
     details = f"{'engine/' * shape.tensor_copies}{found.name}/{found.head_dim}_by_{size}/group_{group}/{named(shape)}"
     contains = (*TENSOR_CORES[:3], copies, "MUFU.EX2", TRANSPOSED, *integers)
@@ -112,9 +112,9 @@ def small():
     """Steps of which formulas count the bytes, then sequences of different lengths, windows, and layers side by side."""
     yield step("split_tensor_core", 256, 4, 2, 64, splits=2)
     yield step("split_cluster", 256, 4, 2, 64)
-    yield quantized_attention("split_quantized", (1,), (256,), "int4", splits=2, shape=SplitShape(4, 16, 2, 1, turns=2))
+    yield quantized_attention("split_quantized", 1, 256, "int4", splits=2, shape=SplitShape(4, 16, 2, 1, turns=2))
     by_channel = dict(block_size=32, residual_window=32, shape=SplitShape(4, 32, 2, 1, turns=2))
-    yield quantized_attention("split_quantized", (1,), (300,), "kivi_int4", splits=2, **by_channel)
+    yield quantized_attention("split_quantized", 1, 300, "kivi_int4", splits=2, **by_channel)
     short, blocks = SplitShape(1, 16, 2, 1), dict(heads=4, kv_heads=2, head_dim=16)
     yield attention("split_tensor_core", (1, 0, 1), (19, 4, 0), **blocks, dtype=FLOAT16, layers=3, shape=short)
     yield attention("split_unified_maximum", (1, 1), (40, 3), **blocks, sliding_window=7, shape=short)

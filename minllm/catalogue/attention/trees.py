@@ -1,6 +1,6 @@
 """The launches of tree attention: each sequence has rows for nodes of one draft tree, whose keys are its last."""
 
-from minllm.catalogue.attention.paged import BLOCK_SIZE, LENS, SLACK, TENSOR_CORES, batch_of, seen_slots
+from minllm.catalogue.attention.paged import BLOCK_SIZE, LENS, SLACK, TENSOR_CORES, batch_of, lengths, seen_slots
 from minllm.catalogue.attention.prompts import bounded_blocks
 from minllm.catalogue.launch import TB_S, Launch, MachineCode, Measured, Moved, describes, returns
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
@@ -20,7 +20,16 @@ TREES = {
 
 @describes
 def tree_attention(
-    tree, query_lens, context_lens, first_node=0, heads=2, kv_heads=1, head_dim=16, dtype=BFLOAT16, sliding_window=0, block_size=8
+    tree,
+    query_lens: lengths,
+    context_lens: lengths,
+    first_node=0,
+    heads=2,
+    kv_heads=1,
+    head_dim=16,
+    dtype=BFLOAT16,
+    sliding_window=0,
+    block_size=8,
 ):
     """Sequence b has rows for query_lens[b] nodes from first_node on, and context_lens[b] keys, of which the last belongs to its last row.
 
@@ -63,24 +72,24 @@ def compiled():
     """On tensor cores, and in float32."""
     for dtype in DTYPES:
         for head_dim in (64, 128, 256):
-            launch = tree_attention("drafts", (8,), (28,), 0, 32, 8, head_dim, dtype, block_size=BLOCK_SIZE)
+            launch = tree_attention("drafts", 8, 28, 0, 32, 8, head_dim, dtype, block_size=BLOCK_SIZE)
             contains, blocks = (("LDG*128*", "MUFU.EX2"), 1) if dtype == FLOAT32 else (TENSOR_CORES, bounded_blocks(launch))
             yield MachineCode(f"attention/tree/{head_dim}/{dtype}", launch, blocks, contains)
 
 
 def small():
     """A tree of which formulas count the bytes; first nodes, other ones, windows, sequences without a context, two tiles of rows."""
-    yield tree_attention("drafts", (8,), (28,), head_dim=32, block_size=BLOCK_SIZE)
+    yield tree_attention("drafts", 8, 28, head_dim=32, block_size=BLOCK_SIZE)
     yield tree_attention("levels", (10, 6), (80, 9))
-    yield tree_attention("lookahead", (24,), (154,), dtype=FLOAT16)
-    yield tree_attention("levels", (3,), (68,), first_node=4, head_dim=40)
-    yield tree_attention("levels", (8,), (99,), first_node=1, sliding_window=5)
+    yield tree_attention("lookahead", 24, 154, dtype=FLOAT16)
+    yield tree_attention("levels", 3, 68, first_node=4, head_dim=40)
+    yield tree_attention("levels", 8, 99, first_node=1, sliding_window=5)
     yield tree_attention("levels", (10, 1), (30, 1), head_dim=24, dtype=FLOAT32)
-    yield tree_attention("lookahead", (21,), (58,), dtype=FLOAT32, sliding_window=9)
+    yield tree_attention("lookahead", 21, 58, dtype=FLOAT32, sliding_window=9)
     # The second tile of rows begins with a node of depth 2, whose window begins at key 64; the next nodes, of depth 1, see key 63 too,
     # which lies in another tile of keys.
     for window in (22, 0):
-        yield tree_attention("tall lookahead", (96,), (179,), sliding_window=window)
+        yield tree_attention("tall lookahead", 96, 179, sliding_window=window)
 
 
 def large():

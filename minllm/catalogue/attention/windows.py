@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.catalogue.attention.codes import QUANTISED, bfloat16_step, prefill_flops
-from minllm.catalogue.attention.paged import LENS, SLACK, as_sequences, attention, batch_of, seen_slots
+from minllm.catalogue.attention.paged import LENS, SLACK, as_sequences, attention, batch_of, lengths, seen_slots
 from minllm.catalogue.attention.prompts import SM_COUNT, bounded_blocks
 from minllm.catalogue.attention.quantized import WEIGHTS, coded_caches, quantized_attention
 from minllm.catalogue.attention.steps import named
@@ -35,12 +35,12 @@ STEPS = (
 )
 CHUNKS = (
     ((66, 1, 0), (66, 96, 5), "int8", 32, 1, 1, 32),
-    ((36,), (100,), "int4", 32, 2, 1, 32, FLOAT16, 45),
+    (36, 100, "int4", 32, 2, 1, 32, FLOAT16, 45),
     ((40, 0, 2), (97, 7, 140), "kivi_int4", 32, 2, 1, 32, BFLOAT16, 0, 64),
-    ((3,), (170,), "kivi_int4", 32, 2, 1, 96, FLOAT16, 100),
+    (3, 170, "kivi_int4", 32, 2, 1, 96, FLOAT16, 100),
     ((3, 1), (70, 0), "fp8_e5m2", 64, 1, 1, 80, BFLOAT16, 0, 16),
 )
-FETCHED = ((1,), (170,), "kivi_int4", 32, 4, 1, 128, BFLOAT16, 150)  # tiles by TMA; the sliding window begins within a group
+FETCHED = (1, 170, "kivi_int4", 32, 4, 1, 128, BFLOAT16, 150)  # tiles by TMA; the sliding window begins within a group
 # Of 16 heads, 4 KV heads and a window of 128: (new tokens, keys, format, head_dim, sliding window, block size).
 LARGE_STEPS, LARGE_CHUNKS = ((1,) * 8, (1, 127, 128, 159, 160, 0, 1501, 700)), ((300, 1, 77, 1), (300, 170, 900, 0))
 LARGE = (
@@ -53,7 +53,7 @@ LARGE = (
     (*LARGE_CHUNKS, "kivi_int4", 128, 0, 64),
     (*LARGE_CHUNKS, "kivi_int4", 256, 300),
     (*LARGE_CHUNKS, "kivi_int4", 96),
-    ((1,), (3000,), "int4", 128, 0, 64),
+    (1, 3000, "int4", 128, 0, 64),
     (*LARGE_CHUNKS, "int8", 128),
     (*LARGE_CHUNKS, "int4", 256, 200),
     (*LARGE_CHUNKS, "fp8_e4m3", 80, 0, 16),
@@ -62,7 +62,16 @@ LARGE = (
 
 @describes
 def residual_window(
-    query_lens, context_lens, form, window, heads=4, kv_heads=2, head_dim=64, dtype=BFLOAT16, sliding_window=0, block_size=BLOCK_SIZE
+    query_lens: lengths,
+    context_lens: lengths,
+    form,
+    window,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    dtype=BFLOAT16,
+    sliding_window=0,
+    block_size=BLOCK_SIZE,
 ):
     """Sequence b has query_lens[b] new tokens, and context_lens[b] keys with them; a row reads `window` keys or more as they are."""
     found, scale = kv_format(form, head_dim), head_dim**-0.5
@@ -118,7 +127,7 @@ def compiled():
         yield from compiled_codes(kv_format(name, head_dim))
     for head_dim in (64, 128, 256):
         yield from compiled_recent(head_dim)
-        launch = residual_window((1,), (SHORT,), "int8", 32, GROUP * KV_HEADS, KV_HEADS, head_dim)
+        launch = residual_window(1, SHORT, "int8", 32, GROUP * KV_HEADS, KV_HEADS, head_dim)
         name, contains = f"attention/merge_states/{head_dim}/bfloat16", (*WIDE, "MUFU.EX2")
         yield MachineCode(name, launch, 16, contains, kernel_name="merge_states_kernel")
 
@@ -129,11 +138,11 @@ def compiled_codes(found):
     sizes = (found.name, GROUP * KV_HEADS, KV_HEADS, found.head_dim)
     bounds = dict(block_size=BLOCK_SIZE, residual_window=WINDOW, lse=True)
     tiles = flash_attention_2_quantized.tiles_for(found, LONG)
-    launch = quantized_attention("flash_attention_2_quantized", (SHORT,), (SHORT,), *sizes, **bounds, tiles=tiles)
+    launch = quantized_attention("flash_attention_2_quantized", SHORT, SHORT, *sizes, **bounds, tiles=tiles)
     yield MachineCode(f"attention/residual_window/codes/prompt/{details}", launch, 1 if tiles[2] > 4 else 2, targets=HOPPER)
     for line_heads in (8, 1024):
         shape = split_quantized.shape_for(found, GROUP, line_heads, tensor_copies=can_fetch(found, BLOCK_SIZE))
-        launch = quantized_attention("split_quantized", (1,), (SHORT,), *sizes, **bounds, shape=shape)
+        launch = quantized_attention("split_quantized", 1, SHORT, *sizes, **bounds, shape=shape)
         name = f"attention/residual_window/codes/step/{named(shape)}/{details}"
         yield MachineCode(name, launch, shape.blocks, targets=HOPPER)
 
@@ -142,17 +151,17 @@ def compiled_recent(head_dim):
     """Kernels over recent keys: the tiles of long prompts, and a decode step."""
     sizes = (GROUP * KV_HEADS, KV_HEADS, head_dim, BFLOAT16, BLOCK_SIZE)
     tiles = flash_attention_2.tiles_for(head_dim, LONG, 32, 1, SM_COUNT)
-    launch = attention("flash_attention_2", (SHORT,), (SHORT,), *sizes, lse=True, tiles=tiles, residual_window=WINDOW)
+    launch = attention("flash_attention_2", SHORT, SHORT, *sizes, lse=True, tiles=tiles, residual_window=WINDOW)
     yield MachineCode(f"attention/residual_window/recent/prompt/{head_dim}/bfloat16", launch, bounded_blocks(launch), targets=HOPPER)
     shape = SplitShape(4, 16, 2 if head_dim == 256 else 4, 1, tensor_copies=True)
-    launch = attention("split_tensor_core", (1,), (SHORT,), *sizes, lse=True, shape=shape)
+    launch = attention("split_tensor_core", 1, SHORT, *sizes, lse=True, shape=shape)
     yield MachineCode(f"attention/residual_window/recent/step/{head_dim}/bfloat16", launch, shape.blocks, targets=HOPPER)
 
 
 def small():
     """A step of two sequences, then chunks of prompts with padding."""
     yield residual_window((1, 1), (72, 97), "int8", 32, 2, 1)
-    yield residual_window((1,), (100,), "fp8_e4m3", 64, 2, 1, 32)
+    yield residual_window(1, 100, "fp8_e4m3", 64, 2, 1, 32)
     yield residual_window((3, 0, 2), (70, 4, 40), "kivi_int4", 32, 2, 1, 32, sliding_window=50)
 
 
@@ -162,7 +171,7 @@ def large():
         yield residual_window(tokens, keys, form, WINDOW, 16, 4, head_dim, BFLOAT16, *bounds)
     for sizes in (*STEPS, *CHUNKS, FETCHED):
         yield residual_window(*sizes)
-    for query_lens, context_lens in (((1, 1), (1337, 290)), ((100,), (400,))):
+    for query_lens, context_lens in (((1, 1), (1337, 290)), (100, 400)):
         yield residual_window(query_lens, context_lens, "kivi_int4", WINDOW, 16, 4, 128, FLOAT16)
 
 

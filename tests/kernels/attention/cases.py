@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import ml_dtypes
 import numpy as np
 
+from minllm.catalogue.attention.paged import lengths
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.kv.layout import layer_of
 
@@ -33,7 +34,7 @@ class AttentionCase:
     @classmethod
     def of(cls, query_lens, context_lens, heads, kv_heads, head_dim, dtype, block_size=16, sliding_window=0, magnitude=1.0):
         """The case with the sizes of a launch of the catalogue."""
-        return cls(query_lens, context_lens, heads, kv_heads, head_dim, block_size, sliding_window, dtype.type, magnitude)
+        return cls(lengths(query_lens), lengths(context_lens), heads, kv_heads, head_dim, block_size, sliding_window, dtype.type, magnitude)
 
     def with_dtype(self, dtype):
         """The same case in another dtype."""
