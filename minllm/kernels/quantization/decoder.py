@@ -176,7 +176,10 @@ def row_arrays(weight: Any) -> RowArrays:
 
 
 class Format(NamedTuple):
-    """What the kernels need of a weight format. `kind`: what decoders are specialised for, besides the dtype of x."""
+    """What kernels and weights/ need of a weight format; decoders that no kernel takes are None.
+
+    kind: what decoders are specialised for, besides the dtype of x.
+    """
 
     name: str
     weight: Any  # the NamedTuple of its arrays
@@ -184,9 +187,8 @@ class Format(NamedTuple):
     dequantize: Callable  # (weight) -> float32 [outputs, inputs], in NumPy
     per_byte: int  # codes per byte
     since: tuple[int, int]  # first compute capability with its mma.sync
-    unpack: (
-        Callable  # (word, given, values, at): values[at : at + 4 * per_byte] = the codes of a word as float32; given: as the format says
-    )
+    unpack: Callable  # (word, given, values, at): values[at : at + 4 * per_byte] = the codes of a word as float32; given: its zero
+    # point, or its table; not used by others
     takes: Callable = lambda k, weight: True  # (k, weight) -> whether GEMVs on tensor cores support its groups
     arrays: Callable = row_arrays  # (weight) -> NamedTuple of its arrays for kernels on tensor cores
     kind: Callable = lambda weight, k: ()  # (weight, k) -> tuple
