@@ -259,15 +259,16 @@ show_rounds(ring, "A ring of four stages: copied, full, in use, and copied again
 from minllm.kernels.matmul.wgmma import wgmma
 
 show_source(
-    wgmma.make_consume,
-    part="consume",
-    folded="The consumer of wgmma",
+    wgmma.wgmma_kernel,
+    part="matmul_wgmma_kernel",
+    folded="The kernel wgmma, from top to bottom",
     notes={
+        "stage = pipeline.producer_acquire(": "The producer, as on rung 6; it does not stop between tiles.",
         "while number <": "One tile of outputs after another: the kernel is persistent.",
         "wgmma.multiply(sums": "A step's product is started here; it runs on while the threads go on.",
         "wgmma_wait_group_1": "Let one product be in flight, and no more: those before it are complete.",
         "pipeline.consumer_release(": "So the stage before is free to be filled again, in both blocks of a cluster.",
-        "epilogue.store(": "Sums go from registers to shared memory, and out by TMA.",
+        "store(sums": "Sums go from registers to shared memory, and out by TMA.",
     },
 )
 

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from minllm.kernels.arguments import FLOAT_DTYPES, check_array
+from minllm.kernels.arguments import FLOAT_DTYPES, check_array, rows_begin_on
 from minllm.runtime.device import HOPPER, current_device
 
 FLOAT32 = np.dtype(np.float32)
@@ -48,6 +48,12 @@ def check_norm(norm, x) -> None:
     """Raise KernelArgumentError unless the weights of a norm are None, or [K] in the dtype of x [M, K]."""
     if norm is not None:
         check_array("norm", norm, (x.dtype,), K=x.shape[1])
+
+
+def why_not(x, weight) -> str | None:
+    """Why kernels with 16-byte loads cannot serve x and weight (variants.py); None if they can, or if these are no matrices."""
+    matrices = len(x.shape) == len(weight.shape) == 2
+    return "its rows must begin on multiples of 16 bytes" if matrices and not rows_begin_on(16, x, weight) else None
 
 
 def has_wgmma(array) -> bool:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
-from minllm.kernels.matmul import tensor_core
+from minllm.kernels.matmul import VARIANTS, tensor_core
 from minllm.kernels.matmul.choice import can_use_wgmma
 from minllm.kernels.matmul.output_tiles import make_tile_order
 from minllm.kernels.matmul.wgmma import wgmma
@@ -63,10 +63,13 @@ def test_what_the_copy_engine_cannot_fetch_is_left_to_tensor_core(monkeypatch):
     asked = []
     monkeypatch.setattr(tensor_core, "matmul_tensor_core", lambda *arguments: asked.append(arguments))
     out = np.zeros((80, 80), BFLOAT16)
-    matmul_wgmma(odd, odd, out)
+    VARIANTS["wgmma"](odd, odd, out)
     assert asked == [(odd, odd, out, None, None)]
-    with pytest.raises(KernelArgumentError, match="for a residual"):
-        matmul_wgmma(odd, odd, out, residual=out)
+    for launcher in (matmul_wgmma, VARIANTS["wgmma"]):
+        with pytest.raises(KernelArgumentError, match="for a residual"):
+            launcher(odd, odd, out, residual=out)
+    with pytest.raises(KernelArgumentError, match="x is bfloat16.*; its rows must begin on multiples of 16 bytes"):
+        matmul_wgmma(odd, odd, out)
     with pytest.raises(KernelArgumentError, match="must begin on multiples of 16 bytes"):
         matmul_silu_and_multiply(odd, odd, out[:, :40].copy())
     assert not can_use_wgmma(aligned, aligned)  # in the simulator tensor_core is the quicker one

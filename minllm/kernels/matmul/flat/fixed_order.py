@@ -21,7 +21,7 @@ Source: H. He, "Defeating Nondeterminism in LLM Inference", Thinking Machines La
 
 import numpy as np
 
-from minllm.kernels.matmul import VARIANTS
+from minllm.kernels.matmul import arguments
 from minllm.kernels.matmul.arguments import (
     HALF_DTYPES,
     MOST_ROWS_OF_FLAT,
@@ -34,6 +34,7 @@ from minllm.kernels.matmul.flat.flat import launch_flat
 from minllm.kernels.matmul.flat.tiles import MOST_TOKENS, FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling, deepest
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
+from minllm.kernels.matmul.vectorized import matmul_vectorized
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check
@@ -68,21 +69,25 @@ def mma_tiling(tokens: int) -> FlatTiling:
     return FlatTiling(rows=32, warps=4, splits=2, stages=8 if tokens <= 32 else 6 if tokens <= 64 else 4)
 
 
+def why_not(x, weight) -> str | None:
+    """Why these kernels cannot serve x and weight; None if they can."""
+    return arguments.why_not(x, weight) if x.dtype in HALF_DTYPES else None
+
+
 def matmul_fixed_order(x, weight, out, bias=None, stream=None) -> None:
     """Write x @ weight.T + bias into `out`: x [M, K], weight [N, K], bias [N], out [M, N], for any M.
 
     x and weight: one dtype of float32, float16, bfloat16; out and bias are of that dtype or float32. Row m of `out` depends on row m of x
-    and on weight and bias alone, bit for bit. Raises KernelArgumentError if shapes or dtypes do not fit (see `check_arguments`).
+    and on weight and bias alone, bit for bit. Raises KernelArgumentError if shapes or dtypes do not fit (see `check_arguments`), or
+    rows of 16-bit x or weight do not begin on multiples of 16 bytes (VARIANTS["fixed_order"] then runs tensor_core).
     """
-    m, n, k = check_arguments(x, weight, out, bias)
+    m, n, _ = check_arguments(x, weight, out, bias)
     if m == 0 or n == 0:
         return
     if x.dtype not in HALF_DTYPES:
-        VARIANTS["vectorized"](x, weight, out, bias, stream)
+        matmul_vectorized(x, weight, out, bias, stream)
         return
-    if not vectors_per_row(k, x, weight):
-        VARIANTS.fallback("fixed_order")(x, weight, out, bias, stream)
-        return
+    check(why_not(x, weight) is None, f"x is {x.dtype} {list(x.shape)}; {why_not(x, weight)}")
     launch(x, weight, out, bias, stream, gated=False)
 
 

@@ -25,7 +25,7 @@ and 15 of eight.
 
 Bytes: N K weights once, and M K of x for every block of 64 or 128 rows of weight, from L2.
 
-Rows of K elements must begin on multiples of 16 bytes; otherwise `matmul_flat` uses tensor_core, which then reads element by element.
+Rows of K elements must begin on multiples of 16 bytes; the table (variants.py) passes others to tensor_core.
 
 Source: K. Hong et al., "FlashDecoding++: Faster Large Language Model Inference on GPUs", MLSys 2024, section 4.
 """
@@ -33,7 +33,6 @@ Source: K. Hong et al., "FlashDecoding++: Faster Large Language Model Inference 
 import numpy as np
 
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul import VARIANTS
 from minllm.kernels.matmul.arguments import (
     HALF_DTYPES,
     MOST_ROWS_OF_FLAT,
@@ -41,6 +40,7 @@ from minllm.kernels.matmul.arguments import (
     check_gated_arguments,
     has_wgmma,
     padded_rows,
+    why_not,
 )
 from minllm.kernels.matmul.flat import tiles as flat_tiles
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
@@ -62,20 +62,16 @@ def fits_flat(x, weight) -> bool:
 def matmul_flat(x, weight, out, bias=None, stream=None, tiling: FlatTiling | FlatWgmmaTiling | None = None) -> None:
     """Write x @ weight.T + bias into `out`: x [M, K] with M <= 256, weight [N, K], bias [N], out [M, N].
 
-    x and weight are float16 or bfloat16; out and bias are of that dtype or float32. If rows of x or weight do not begin on multiples of
-    16 bytes (see `fits_flat`), tensor_core takes over.
-
-    `tiling` overrides the choice by shape and decides which kernel runs. Raises KernelArgumentError if shapes or dtypes do not fit, or
-    M is more than 256.
+    x and weight are float16 or bfloat16; out and bias are of that dtype or float32. `tiling` overrides the choice by shape and decides
+    which kernel runs. Raises KernelArgumentError if shapes or dtypes do not fit, M is more than 256, or rows of x or weight do not begin
+    on multiples of 16 bytes (VARIANTS["flat"] then runs tensor_core).
     """
     m, n, _ = check_arguments(x, weight, out, bias, HALF_DTYPES)
     check_rows(m)
     if m == 0 or n == 0:
         return
-    if fits_flat(x, weight):
-        launch_flat(x, weight, out, bias, stream, tiling, gated=False)
-    else:
-        VARIANTS.fallback("flat")(x, weight, out, bias, stream)
+    check(why_not(x, weight) is None, f"x is {x.dtype} {list(x.shape)}; {why_not(x, weight)}")
+    launch_flat(x, weight, out, bias, stream, tiling, gated=False)
 
 
 def gated_flat(x, gate_up, out, stream=None, tiling: FlatTiling | FlatWgmmaTiling | None = None) -> None:

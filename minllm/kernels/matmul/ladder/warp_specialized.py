@@ -29,6 +29,7 @@ import functools
 from numba import cuda, float32, int32, uint8
 
 from minllm.kernels.matmul.ladder.warpgroup import STAGE_BYTES, WEIGHT, X, launch_tiles, make_sums
+from minllm.kernels.matmul.ladder.warpgroup import why_not as why_not
 from minllm.runtime.kernel import kernel
 from minllm.tiles import tma, warpgroup
 from minllm.tiles.pipeline import make_pipeline
@@ -114,4 +115,4 @@ def matmul_warp_specialized(x, weight, out, bias=None, stream=None) -> None:
     x and weight are float16 or bfloat16; out and bias are of that dtype or float32. Raises KernelArgumentError if shapes or dtypes do not
     fit (see `check_arguments`).
     """
-    launch_tiles("warp_specialized", warp_specialized_kernel, THREADS, SHARED_BYTES, x, weight, out, bias, stream)
+    launch_tiles(warp_specialized_kernel, THREADS, SHARED_BYTES, x, weight, out, bias, stream)

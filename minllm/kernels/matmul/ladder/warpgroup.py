@@ -31,10 +31,10 @@ from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div, rows_begin_on
+from minllm.kernels.matmul import arguments
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments, has_wgmma
 from minllm.kernels.matmul.output_tiles import make_store_pair
-from minllm.kernels.matmul.variants import VARIANTS
-from minllm.runtime.kernel import kernel, launch
+from minllm.runtime.kernel import check, kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles import tma
 from minllm.tiles.pipeline import BARRIER_BYTES, Stage
@@ -107,14 +107,17 @@ def warpgroup_kernel(dtype: str, paired: bool):
     return matmul_warpgroup_kernel
 
 
-def launch_tiles(variant: str, make_kernel, threads: int, shared_bytes: int, x, weight, out, bias, stream) -> None:
-    """Check the arguments and launch make_kernel(dtype, paired) with one block per tile of out, or the variant's fallback."""
+def why_not(x, weight) -> str | None:
+    """Why this rung and warp_specialized cannot serve x and weight; None if they can."""
+    return arguments.why_not(x, weight) if has_wgmma(x) else "wgmma needs a GPU of compute capability 9.0"
+
+
+def launch_tiles(make_kernel, threads: int, shared_bytes: int, x, weight, out, bias, stream) -> None:
+    """Check the arguments and launch make_kernel(dtype, paired) with one block per tile of out."""
     m, n, k = check_arguments(x, weight, out, bias, HALF_DTYPES)
     if m == 0 or n == 0:
         return
-    if not rows_begin_on(16, x, weight) or not has_wgmma(x):
-        VARIANTS.fallback(variant)(x, weight, out, bias, stream)
-        return
+    check(why_not(x, weight) is None, f"x is {x.dtype} {list(x.shape)}; {why_not(x, weight)}")
     chosen = make_kernel(x.dtype.name, out.dtype == x.dtype and rows_begin_on(4, out))
     x_map, weight_map = tensor_map(x, (X.rows, X.columns)), tensor_map(weight, (WEIGHT.rows, WEIGHT.columns))
     grid = ceil_div(n, WEIGHT.rows), ceil_div(m, X.rows)
@@ -127,4 +130,4 @@ def matmul_warpgroup(x, weight, out, bias=None, stream=None) -> None:
     x and weight are float16 or bfloat16; out and bias are of that dtype or float32. Raises KernelArgumentError if shapes or dtypes do not
     fit (see `check_arguments`).
     """
-    launch_tiles("warpgroup", warpgroup_kernel, THREADS, SHARED_BYTES, x, weight, out, bias, stream)
+    launch_tiles(warpgroup_kernel, THREADS, SHARED_BYTES, x, weight, out, bias, stream)

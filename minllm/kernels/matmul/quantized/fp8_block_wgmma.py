@@ -15,20 +15,15 @@ Source: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 3.3.2 (tiles a
 """
 
 import numpy as np
-from numba import cuda, float32, int32, uint32
+from numba import cuda, int32, uint32
 
-from minllm import ptx
 from minllm.kernels.arguments import FLOAT_DTYPES, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, has_wgmma
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling, choose_tiling
 from minllm.runtime.device import current_device
 from minllm.runtime.kernel import check
-from minllm.tiles import warpgroup
-from minllm.tiles.pipeline import Pipeline
 from minllm.tiles.unrolled import unrolled
-from minllm.tiles.warpgroup import ROWS
-from minllm.tiles.wgmma import make_wgmma
 
 BLOCK, COLUMNS, DTYPE = 128, 64, "float8_e4m3fn"  # outputs that share a scale; columns of a tile that always lie in one block
 TILINGS = (WgmmaTiling(2, 192, 4, 2, 3), WgmmaTiling(2, 192, 4, 1, 3), WgmmaTiling(2, 128, 6, 1, 1), WgmmaTiling(1, 128, 6, 1, 1))
@@ -36,8 +31,8 @@ GATED_TILINGS = (WgmmaTiling(2, 128, 6, 2, 1), WgmmaTiling(2, 128, 6, 1, 1), Wgm
 PAIR = np.dtype(np.uint16)
 
 
-def make_scales(tiling: WgmmaTiling, gated: bool):
-    """Return device functions (load, add): load a lane's scales of one step, and add the scaled step to the sums."""
+def make_promotion(tiling: WgmmaTiling, gated: bool):
+    """(parts, load, add): scales per row that a lane loads; device functions that load its scales of a step, and add the scaled step."""
     parts, registers = tiling.tile_n // COLUMNS, COLUMNS // 2
 
     @cuda.jit(device=True, forceinline=True)
@@ -60,62 +55,7 @@ def make_scales(tiling: WgmmaTiling, gated: bool):
             sums[i], sums[i + 1] = sums[i] + low * of_step[i], sums[i + 1] + low * of_step[i + 1]
             sums[i + 2], sums[i + 3] = sums[i + 2] + high * of_step[i + 2], sums[i + 3] + high * of_step[i + 3]
 
-    return load, unrolled(add_part, parts)
-
-
-@cuda.jit(device=True, forceinline=True)
-def acquire_map(out_map):
-    """Acquire the tensor map of `out` that the host wrote; float32 outputs are stored from registers, and have none.
-
-    This is a function because Numba prunes a branch on None only if an argument is compared with it.
-    """
-    if out_map is not None:
-        ptx.fence_proxy_tensormap_acquire(out_map)
-
-
-def make_consume(tiling: WgmmaTiling, dtype: str, gated: bool, pipeline: Pipeline, epilogue):
-    """The device function of a consumer, which replaces that of wgmma.py and adds two-level accumulation."""
-    cluster, staging_bytes, x_bytes, row_bytes = tiling.cluster, tiling.staging_bytes, tiling.x_tile.bytes, tiling.x_tile.swizzle
-    wgmma_of_step = make_wgmma(tiling.weight_tile, dtype, left=tiling.x_tile, halves=True)
-    registers, parts = wgmma_of_step.registers, tiling.tile_n // COLUMNS
-    corner, (load_scales, add) = wgmma.make_corner(tiling, gated), make_scales(tiling, gated)
-
-    @cuda.jit(device=True, forceinline=True)
-    def consume(output, memory, ring, staging, grid, thread):
-        consumer, thread = warpgroup.uniform((thread >> 7) - 1), thread & 127
-        x = ptx.keep_register(wgmma_of_step.left(ring.stages + consumer * ROWS * row_bytes))
-        weight = ptx.keep_register(wgmma_of_step.right(ring.stages + x_bytes))
-        ring = pipeline.keep(ring)
-        acquire_map(output.map)
-        sums, of_step = cuda.local.array(registers, float32), cuda.local.array(registers, float32)
-        of_rows, next_of_rows = cuda.local.array(2, float32), cuda.local.array(2, float32)
-        of_columns, next_of_columns = cuda.local.array(parts, float32), cuda.local.array(parts, float32)
-        rank, state, number = int32(ptx.cluster_ctarank()), pipeline.state(0), int32(cuda.blockIdx.x // cluster)
-        while number < grid.tiles_m * grid.tiles_n:
-            row, column = corner(number, grid, rank, consumer)
-            lane_row = row + (thread >> 5) * warpgroup.WARP_ROWS + (thread >> 2 & 7)
-            load_scales(output, lane_row, column, 0, next_of_rows, next_of_columns)
-            for i in range(registers):
-                sums[i] = float32(0)
-            for step in range(grid.k_steps):
-                for i in range(2):
-                    of_rows[i] = next_of_rows[i]
-                for i in range(parts):
-                    of_columns[i] = next_of_columns[i]
-                pipeline.consumer_wait(ring, state)
-                wgmma_of_step.multiply(of_step, pipeline.operand(x, state), pipeline.operand(weight, state), 0)
-                load_scales(output, lane_row, column, step + 1, next_of_rows, next_of_columns)
-                wgmma_of_step.wait(of_step)
-                pipeline.consumer_release(ring, state)
-                add(sums, of_step, of_rows, of_columns)
-                state = pipeline.advance(state)
-            epilogue.make_room(consumer, thread)
-            epilogue.store(sums, output, uint32(staging + consumer * staging_bytes), row, grid.consumer_rows, column, consumer, thread)
-            number = int32(number + cuda.gridDim.x // cluster)
-        if thread == 0:
-            epilogue.finish()
-
-    return consume
+    return parts, load, unrolled(add_part, parts)
 
 
 def fits(weight) -> bool:
@@ -144,7 +84,7 @@ def run(x, weight, out, bias, stream, tiling: WgmmaTiling | None, gated: bool) -
     fitting = tiling.tile_n <= 192 and tiling.tile_n % COLUMNS == 0 and not tiling.early
     check(fitting, f"{tiling}: 64, 128 or 192 columns, and no early start")
     if 0 not in out.shape:
-        scales = wgmma.Scales(DTYPE, x.scales, weight.scales, make_consume)
+        scales = wgmma.Scales(DTYPE, x.scales, weight.scales, make_promotion)
         wgmma.run(x.codes.view(PAIR), weight.codes.view(PAIR), out, bias, None, stream, tiling, gated, scales)
 
 
