@@ -71,15 +71,6 @@ def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool
     features = rows // 2 if gated else rows
     begin, finish = make_sums(m, k, dtype, tiling, vectorized, row_of_gated_feature if gated else row_of_feature)
 
-    @cuda.jit(device=True)
-    def output(total, i, f, bias, feature):
-        """Row i of the warp's f-th output feature, from the sums."""
-        if gated:
-            return total[i, 2 * f] * sigmoid(total[i, 2 * f]) * total[i, 2 * f + 1]
-        if bias is not None:
-            return total[i, f] + float32(bias[feature])
-        return total[i, f]
-
     @kernel(launch_bounds=warps * WARP, dependent_launch=True)
     def matmul_gemv_kernel(x, norm, weight, bias, residual, out, epsilon):
         """x [M, K], norm [K] or None, weight [N, K], bias [N] or None, out [M, N] or, gated, [M, N / 2], residual as out or None.
@@ -102,7 +93,11 @@ def gemv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool
             for f in range(features):
                 if first + f <= last:
                     for i in range(m):
-                        value = output(total, i, f, bias, first + f)
+                        value = total[i, f]
+                        if gated:
+                            value = total[i, 2 * f] * sigmoid(total[i, 2 * f]) * total[i, 2 * f + 1]
+                        if bias is not None:
+                            value += float32(bias[first + f])
                         if residual is not None:
                             value += addends[i, f]
                         out[i, first + f] = value

@@ -15,14 +15,7 @@ from numba import cuda, float32, int64, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.vector import VECTOR_BYTES
-from minllm.ptx import (
-    griddepcontrol_wait,
-    load_128,
-    load_128_streaming,
-    uint_as_float,
-    unpack_bf16x2,
-    unpack_f16x2,
-)
+from minllm.ptx import griddepcontrol_wait, load_128, load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
 from minllm.tiles.warp import WARP, warp_sum
 
 
@@ -131,13 +124,16 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
     return accumulate_step
 
 
-def make_accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row):
-    """The device functions (begin, go_on) that accumulate a warp's part of the sums.
+def make_sums(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, weight_row):
+    """The device functions (begin, finish) of a GEMV block: after both, every lane has the sums of its warp's rows in total [m, rows].
 
-    They use 128-bit loads: rows are whole vectors. begin() waits for x. Between the two, a kernel should load what its epilogue needs.
+    begin(x, norm, weight, total, squares, first, last, warp, lane) does the first step and waits for x; norm is a row of weights or None.
+    Between the two, a kernel should load what its epilogue needs. finish(..., epsilon) does the other steps, adds up lanes and warps, and
+    divides by the root mean square of x. vectorized: rows begin on multiples of 16 bytes; others are read element by element.
     """
-    unroll, splits = tiling.unroll, tiling.splits
-    vector = VECTOR_BYTES // np.dtype(dtype).itemsize
+    rows, warps, unroll, splits = tiling
+    columns = rows + 1  # the sums of a row of x, and the sum of its squares
+    shared_columns, vector = m * columns, VECTOR_BYTES // np.dtype(dtype).itemsize
     step = WARP * vector * unroll  # elements of a row that a warp has in flight
     full_steps = k // (step * splits)
     some_are_left = k % (step * splits) > 0
@@ -146,34 +142,18 @@ def make_accumulate_vectors(m: int, k: int, dtype: str, tiling: GemvTiling, weig
     accumulate_last_step = make_accumulate_step(m, k, dtype, tiling, weight_row, guarded=True)
 
     @cuda.jit(device=True)
-    def begin(x, norm, weight, total, squares, first, last, split, lane):
-        """The first step of this lane's elements."""
-        accumulate_first_step(x, norm, weight, total, squares, first, last, int64(split * step + lane * vector))
+    def begin(x, norm, weight, total, squares, first, last, warp, lane):
+        for i in range(m):
+            squares[i] = float32(0.0)
+            for r in range(rows):
+                total[i, r] = float32(0.0)
+        if vectorized:
+            accumulate_first_step(x, norm, weight, total, squares, first, last, int64(warp % splits * step + lane * vector))
+        else:
+            griddepcontrol_wait()
 
     @cuda.jit(device=True)
-    def go_on(x, norm, weight, total, squares, first, last, split, lane):
-        """All steps after the first."""
-        element = int64(split * step + lane * vector + step * splits)
-        for _ in range(full_steps - 1):
-            accumulate_step(x, norm, weight, total, squares, first, last, element)
-            element += step * splits
-        if some_are_left and full_steps:  # compile-time constants: no code if K is whole steps
-            accumulate_last_step(x, norm, weight, total, squares, first, last, element)
-
-    return begin, go_on
-
-
-def make_accumulate_elements(m: int, k: int, tiling: GemvTiling, weight_row):
-    """The same device functions for single elements, for rows that do not begin on a multiple of 16 bytes."""
-    rows, splits = tiling.rows, tiling.splits
-
-    @cuda.jit(device=True)
-    def begin(x, norm, weight, total, squares, first, last, split, lane):
-        """Wait for x."""
-        griddepcontrol_wait()
-
-    @cuda.jit(device=True)
-    def go_on(x, norm, weight, total, squares, first, last, split, lane):
+    def accumulate_elements(x, norm, weight, total, squares, first, last, split, lane):
         """total[i, r] += x[i, :] (* norm) . (the warp's r-th row of weight) over this lane's elements."""
         element = split * WARP + lane
         while element < k:
@@ -188,37 +168,25 @@ def make_accumulate_elements(m: int, k: int, tiling: GemvTiling, weight_row):
                     squares[i] += float32(x[i, element]) * float32(x[i, element])
             element += WARP * splits
 
-    return begin, go_on
-
-
-def make_sums(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, weight_row):
-    """The device functions (begin, finish) of a GEMV block: after both, every lane has the sums of its warp's rows in total [m, rows].
-
-    begin(x, norm, weight, total, squares, first, last, warp, lane) does the first step and waits for x; norm is a row of weights or None.
-    finish(..., epsilon) does the other steps, adds up lanes and warps, and divides by the root mean square of x.
-    """
-    rows, warps, splits = tiling.rows, tiling.warps, tiling.splits
-    columns = rows + 1  # the sums of a row of x, and the sum of its squares
-    shared_columns = m * columns
-    make = make_accumulate_vectors(m, k, dtype, tiling, weight_row) if vectorized else make_accumulate_elements(m, k, tiling, weight_row)
-    first_step, other_steps = make
-
-    @cuda.jit(device=True)
-    def begin(x, norm, weight, total, squares, first, last, warp, lane):
-        for i in range(m):
-            squares[i] = float32(0.0)
-            for r in range(rows):
-                total[i, r] = float32(0.0)
-        first_step(x, norm, weight, total, squares, first, last, warp % splits, lane)
-
     @cuda.jit(device=True)
     def finish(x, norm, weight, total, squares, first, last, warp, lane, epsilon):
-        other_steps(x, norm, weight, total, squares, first, last, warp % splits, lane)
+        # The other steps.
+        if vectorized:
+            element = int64(warp % splits * step + lane * vector + step * splits)
+            for _ in range(full_steps - 1):
+                accumulate_step(x, norm, weight, total, squares, first, last, element)
+                element += step * splits
+            if some_are_left and full_steps:  # compile-time constants: no code if K is whole steps
+                accumulate_last_step(x, norm, weight, total, squares, first, last, element)
+        else:
+            accumulate_elements(x, norm, weight, total, squares, first, last, warp % splits, lane)
+        # Sums over the lanes of a warp.
         for i in range(m):
             if norm is not None:
                 squares[i] = warp_sum(squares[i])
             for r in range(rows):
                 total[i, r] = warp_sum(total[i, r])
+        # Sums over the warps that divide K.
         if splits > 1:
             shared_totals = cuda.shared.array((warps, shared_columns), float32)
             if lane == 0:
@@ -238,6 +206,7 @@ def make_sums(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, 
                         squares[i] += shared_totals[of_group, i * columns + rows]
                     for r in range(rows):
                         total[i, r] += shared_totals[of_group, i * columns + r]
+        # The norm.
         if norm is not None:
             for i in range(m):
                 inverse_rms = libdevice.rsqrtf(squares[i] * float32(1 / k) + epsilon)
