@@ -8,7 +8,7 @@ from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gemv_qkv_rope_ap
 from minllm.catalogue.matmul.products import gated_product, matmul_bytes, matmul_flops, product
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_FLAT
-from minllm.kernels.matmul.flat.tiles import FlatTiling
+from minllm.kernels.matmul.flat.mma_tiling import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.sums import GemvTiling
 from minllm.kernels.matmul.tensor_core import TensorCoreTiling

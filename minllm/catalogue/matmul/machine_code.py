@@ -7,7 +7,7 @@ from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
 from minllm.kernels.matmul import tensor_core, vectorized
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.flat import fixed_order, fused
-from minllm.kernels.matmul.flat import tiles as flat_tiles
+from minllm.kernels.matmul.flat import mma_tiling as flat_mma_tiling
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import choose_gated_tiling, choose_tiling
@@ -107,7 +107,7 @@ def compiled_flat(dtype):
     for gated in (False, True):
         kind = "gated/" if gated else ""
         for m, n, blocks in ((8, 4096, 4), (32, 4096, 2), (32, 28672, 2), (64, 4096, 2), (128, 4096, 1)):
-            tiling = flat_tiles.choose_tiling(m, n, 4096, gated)
+            tiling = flat_mma_tiling.choose_tiling(m, n, 4096, gated)
             yield flat_code(f"flat/tiles/{kind}{m}x{n}", gated, m, n, 4096, dtype, tiling, blocks)
         for m, n, k in ((8, 4096, 14336), (32, 28672, 4096), (128, 28672, 4096), (64, 4096, 14336), (256, 6144, 4096)):
             yield flat_code(f"flat/wgmma/{kind}{m}x{n}x{k}", gated, m, n, k, dtype, flat_wgmma.choose_tiling(m, n, k, gated))

@@ -7,7 +7,7 @@ from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gated_of_deferre
 from minllm.catalogue.matmul.products import gated_product, product
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.matmul import tensor_core
-from minllm.kernels.matmul.flat.tiles import FlatTiling
+from minllm.kernels.matmul.flat.mma_tiling import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv.gemv import GemvTiling
 from minllm.kernels.matmul.ladder import tiled

@@ -37,10 +37,10 @@ from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.experts.arguments import check_stack
 from minllm.kernels.experts.codes import CodeKind, codes_of, is_quantized, make_scale_at
 from minllm.kernels.matmul.arguments import HALF_DTYPES
+from minllm.kernels.matmul.flat.mma_tiling import TILE_K
 from minllm.kernels.matmul.flat.output import PADDING, make_keep_sums, make_store_eight, stored_together
-from minllm.kernels.matmul.flat.tiles import TILE_K, WAIT_FOR_ALL_BUT
 from minllm.kernels.matmul.fragments import make_multiply_tiles
-from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_place_of_chunk, with_stages_for_gpu
+from minllm.kernels.matmul.shared_tiles import CHUNK, WAIT_FOR_ALL_BUT, make_copy_tile, make_place_of_chunk, with_stages_for_gpu
 from minllm.kernels.vector import load_words, vectors_per_row
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP

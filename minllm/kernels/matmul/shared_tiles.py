@@ -20,6 +20,7 @@ from minllm.kernels.matmul.output_tiles import PACK
 from minllm.runtime.device import AMPERE, capability_here
 
 CHUNK = 8  # elements in 16 bytes
+WAIT_FOR_ALL_BUT = tuple(getattr(ptx, f"cp_async_wait_group_{groups}") for groups in range(8))  # [n]: until at most n groups are in flight
 
 
 def with_stages_for_gpu(tiling):

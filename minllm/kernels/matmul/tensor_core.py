@@ -38,7 +38,13 @@ from minllm.kernels.arguments import ceil_div
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.fragments import make_multiply_tiles
 from minllm.kernels.matmul.output_tiles import make_store_pair, make_tile_order
-from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile, make_copy_tile_by_elements, with_stages_for_gpu
+from minllm.kernels.matmul.shared_tiles import (
+    CHUNK,
+    WAIT_FOR_ALL_BUT,
+    make_copy_tile,
+    make_copy_tile_by_elements,
+    with_stages_for_gpu,
+)
 from minllm.kernels.vector import address, vectors_per_row
 from minllm.runtime.device import HOPPER, capability_here
 from minllm.runtime.kernel import check, kernel, launch
@@ -46,8 +52,6 @@ from minllm.tiles.warp import WARP
 
 BLOCKS_TO_FILL_A_GPU = 128
 tile_at = make_tile_order(8)
-
-WAIT_FOR_ALL_BUT = (ptx.cp_async_wait_group_0, ptx.cp_async_wait_group_1, ptx.cp_async_wait_group_2, ptx.cp_async_wait_group_3)
 
 
 class TensorCoreTiling(NamedTuple):

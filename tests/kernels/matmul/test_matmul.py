@@ -12,10 +12,10 @@ from minllm.kernels.matmul import VARIANTS, tensor_core
 from minllm.kernels.matmul.arguments import PADDED_ROWS
 from minllm.kernels.matmul.choice import choose, matmul
 from minllm.kernels.matmul.flat import flat
-from minllm.kernels.matmul.flat import tiles as flat_tiles
+from minllm.kernels.matmul.flat import mma_tiling as flat_mma_tiling
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
+from minllm.kernels.matmul.flat.mma_tiling import FlatTiling
 from minllm.kernels.matmul.flat.output import stored_together
-from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.matmul.gemv.gemv import GemvTiling
@@ -163,7 +163,8 @@ def test_tilings_grow_with_the_work():
     assert tiled.choose_tile(4096, 4096) == tiled.TILES[0] and tiled.choose_tile(100, 100) == tiled.TILES[-1]
     for tokens in PADDED_ROWS:
         for n in (64, 2048, 4096, 6144, 28672):
-            flat_tiles.choose_tiling(min(tokens, flat_tiles.MOST_TOKENS), n, 4096, False).check(min(tokens, flat_tiles.MOST_TOKENS))
+            few = min(tokens, flat_mma_tiling.MOST_TOKENS)
+            flat_mma_tiling.choose_tiling(few, n, 4096, False).check(few)
             tiling = flat_wgmma_tiling.choose_tiling(tokens, n, 4096, False)
             tiling.check(-(-tokens // 32) * 32 if getattr(tiling, "sharers", 1) == 4 else tokens)
     for m in range(1, gemv.MOST_ROWS_OF_GEMV + 1):

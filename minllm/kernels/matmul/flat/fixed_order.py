@@ -31,7 +31,7 @@ from minllm.kernels.matmul.arguments import (
     padded_rows,
 )
 from minllm.kernels.matmul.flat.flat import launch_flat
-from minllm.kernels.matmul.flat.tiles import MOST_TOKENS, FlatTiling
+from minllm.kernels.matmul.flat.mma_tiling import MOST_TOKENS, FlatTiling
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling, deepest
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
 from minllm.kernels.matmul.vectorized import matmul_vectorized

@@ -42,12 +42,13 @@ from minllm.kernels.matmul.arguments import (
     padded_rows,
     why_not,
 )
-from minllm.kernels.matmul.flat import tiles as flat_tiles
+from minllm.kernels.matmul.flat import mma_tiling as flat_mma_tiling
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
 from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
 from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
+from minllm.kernels.matmul.flat.mma_tiling import FlatTiling
 from minllm.kernels.matmul.flat.output import stored_together
-from minllm.kernels.matmul.flat.tiles import FlatTiling, flat_tiles_kernel
+from minllm.kernels.matmul.flat.tiles import flat_tiles_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
 from minllm.kernels.vector import vectors_per_row
@@ -102,7 +103,7 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     hopper = has_wgmma(x)
     if tiling is None:
         hoppers = hopper and not isinstance(x, np.ndarray)
-        tiling = (flat_wgmma_tiling if hoppers else flat_tiles).choose_tiling(tokens, n, k, gated)
+        tiling = (flat_wgmma_tiling if hoppers else flat_mma_tiling).choose_tiling(tokens, n, k, gated)
         tiling = tiling if hoppers else with_stages_for_gpu(tiling)
     if isinstance(tiling, FlatWgmmaTiling):
         check(hopper, f"{tiling} needs a GPU of compute capability 9.0: give a FlatTiling, or none")
@@ -111,7 +112,7 @@ def launch_flat(x, weight, out, bias, stream, tiling, gated):
     columns = tiling.rows // 2 if gated else tiling.rows  # columns of out per block
     blocks = ceil_div(n, columns)
     if isinstance(tiling, FlatTiling):
-        tokens = min(tokens, flat_tiles.MOST_TOKENS)
+        tokens = min(tokens, flat_mma_tiling.MOST_TOKENS)
         chosen = flat_tiles_kernel(tokens, tiling, x.dtype.name, gated, together)
         arguments, grid = (x, weight, bias, out), (blocks, ceil_div(m, tokens))
         launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))

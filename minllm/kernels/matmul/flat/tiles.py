@@ -11,62 +11,15 @@ Source: PTX ISA, "cp.async", "mma"; CUDA C++ Programming Guide, "Programmatic De
 """
 
 import functools
-from typing import NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm import ptx
+from minllm.kernels.matmul.flat.mma_tiling import TILE_K, FlatTiling
 from minllm.kernels.matmul.flat.output import PADDING, make_keep_sums, make_write
 from minllm.kernels.matmul.fragments import make_multiply_step
-from minllm.kernels.matmul.shared_tiles import CHUNK, make_copy_tile
-from minllm.runtime.kernel import check, kernel
-from minllm.tiles.warp import WARP
-
-TILE_K, STEPS = 64, 4  # columns of a tile, and its mma.sync steps
-MOST_TOKENS = 128
-MOST_STAGES = 9
-WAIT_FOR_ALL_BUT = (
-    ptx.cp_async_wait_group_0,
-    ptx.cp_async_wait_group_1,
-    ptx.cp_async_wait_group_2,
-    ptx.cp_async_wait_group_3,
-    ptx.cp_async_wait_group_4,
-    ptx.cp_async_wait_group_5,
-    ptx.cp_async_wait_group_6,
-    ptx.cp_async_wait_group_7,
-)
-
-
-class FlatTiling(NamedTuple):
-    """`rows` of weight per block, `warps` in `splits` groups, each with its part of K, and `stages` tiles in the ring."""
-
-    rows: int
-    warps: int
-    splits: int
-    stages: int
-
-    @property
-    def threads(self) -> int:
-        """Threads per block."""
-        return self.warps * WARP
-
-    def stage_words(self, tokens: int) -> int:
-        """32-bit words of a weight tile plus an x tile."""
-        return (self.rows + tokens) * TILE_K // 2
-
-    def shared_bytes(self, tokens: int) -> int:
-        """Bytes of the ring, or of the sums that later replace it."""
-        return 4 * max(self.stages * self.stage_words(tokens), self.splits * tokens * (self.rows + PADDING))
-
-    def check(self, tokens: int) -> None:
-        """Raise KernelArgumentError unless warps, rows and copies divide evenly."""
-        groups = self.splits in (1, 2, 4) and self.warps % self.splits == 0
-        even = groups and self.rows % (16 * (self.warps // self.splits)) == 0
-        check(even, f"{self}: splits is 1, 2 or 4, divides the warps, and each warp of a group owns a multiple of 16 rows")
-        whole = self.rows * TILE_K // CHUNK % self.threads == 0
-        check(whole, f"{self}: {self.threads} threads do not divide a tile's {self.rows * TILE_K // CHUNK} 16-byte pieces evenly")
-        check(2 <= self.stages <= MOST_STAGES, f"{self}: a ring has 2 to {MOST_STAGES} stages")
-        check(tokens % 8 == 0 and tokens <= MOST_TOKENS, f"{tokens} tokens a block: a multiple of 8 up to {MOST_TOKENS}")
+from minllm.kernels.matmul.shared_tiles import CHUNK, WAIT_FOR_ALL_BUT, make_copy_tile
+from minllm.runtime.kernel import kernel
 
 
 def make_added(splits: int, split_words: int):
@@ -170,10 +123,3 @@ def flat_tiles_kernel(tokens: int, tiling: FlatTiling, dtype: str, gated: bool, 
         write(bias, None, None, out, sums, 0, first_token, own_tokens, first_column, thread)
 
     return matmul_flat_kernel
-
-
-def choose_tiling(tokens: int, n: int, k: int, gated: bool) -> FlatTiling:
-    """The fastest of a dozen tilings for `tokens` padded rows of x and n columns of out; the ring is at most 96 KB, which all GPUs have."""
-    if tokens <= 32:
-        return FlatTiling(64, 4, 4, 8) if tokens > 16 and n >= 16384 else FlatTiling(32, 4, 4, 9)
-    return FlatTiling(64, 4, 2, 6) if tokens <= 64 else FlatTiling(64, 4, 1, 4)

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
+from minllm.kernels.matmul.flat.mma_tiling import FlatTiling
 from minllm.kernels.matmul.flat.output import PADDING
-from minllm.kernels.matmul.flat.tiles import FlatTiling
 from minllm.runtime.device import SHARED_BYTES_PER_BLOCK
 from minllm.runtime.kernel import check
 from minllm.tiles.warp import WARP
@@ -34,31 +34,31 @@ class FlatWgmmaTiling(NamedTuple):
         """Threads per block: the consumers and the producer's warp."""
         return self.warpgroups * THREADS + WARP
 
-    def stage_bytes(self, tokens: int, x_panels: int = 1) -> int:
-        """Bytes of a step's tiles; x_panels: lines of x per token, for one line of a row of weight."""
-        return (self.rows + tokens * x_panels) * LINE_BYTES
+    def stage_bytes(self, tokens: int) -> int:
+        """Bytes of a step's tiles."""
+        return (self.rows + tokens) * LINE_BYTES
 
-    def shared_bytes(self, tokens: int, x_panels: int = 1) -> int:
+    def shared_bytes(self, tokens: int) -> int:
         """Bytes of the ring or of the sums that replace it, two barriers per stage, and room to begin at a multiple of 1024."""
-        return max(self.stages * self.stage_bytes(tokens, x_panels), self.sums_bytes(tokens)) + 16 * self.stages + 1024
+        return max(self.stages * self.stage_bytes(tokens), self.sums_bytes(tokens)) + 16 * self.stages + 1024
 
     def sums_bytes(self, tokens: int) -> int:
         """Bytes of a block's float32 sums."""
         return tokens * (self.rows + PADDING) * 4
 
-    def check(self, tokens: int, x_panels: int = 1) -> None:
+    def check(self, tokens: int) -> None:
         """Raise KernelArgumentError unless it can be launched for `tokens` padded rows of x."""
-        shared_bytes = self.shared_bytes(tokens, x_panels)
+        shared_bytes = self.shared_bytes(tokens)
         check(self.warpgroups in (1, 2, 4) and self.splits in (1, 2, 3, 4, 8), f"{self}: 1, 2 or 4 warpgroups, and 1, 2, 3, 4 or 8 splits")
         room = f"{self}, {tokens} rows: {shared_bytes} bytes of shared memory; a block has {SHARED_BYTES_PER_BLOCK}"
         check(self.sharers in (1, 2, 4) and tokens % (8 * self.sharers) == 0, f"{self}: {tokens} tokens are not shared in whole eights")
         check(self.stages >= 2 and shared_bytes <= SHARED_BYTES_PER_BLOCK, room)
 
 
-def deepest(warpgroups: int, tokens: int, splits: int, blocks: int = 1, x_panels: int = 1) -> FlatWgmmaTiling:
+def deepest(warpgroups: int, tokens: int, splits: int, blocks: int = 1) -> FlatWgmmaTiling:
     """The tiling with as many stages as shared memory allows for `blocks` blocks per SM, but no more than 16."""
     bytes_of_a_block = SHARED_BYTES_PER_BLOCK // blocks - 2048  # alignment, barriers, and what CUDA reserves
-    stage_bytes = FlatWgmmaTiling(warpgroups, 1).stage_bytes(tokens, x_panels)
+    stage_bytes = FlatWgmmaTiling(warpgroups, 1).stage_bytes(tokens)
     return FlatWgmmaTiling(warpgroups, min(16, bytes_of_a_block // stage_bytes), splits)
 
 
