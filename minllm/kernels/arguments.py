@@ -61,8 +61,15 @@ def ceil_div(a, b):
     return -(-a // b)
 
 
-def rows_begin_on(byte_count, *matrices):
-    """Whether each row of C-contiguous matrices begins at a multiple of `byte_count` bytes; False for matrices without columns."""
-    row_bytes = [matrix.shape[1] * matrix.dtype.itemsize for matrix in matrices]
-    addresses = [matrix.ctypes.data if isinstance(matrix, np.ndarray) else matrix.pointer for matrix in matrices]
-    return all(row > 0 and row % byte_count == at % byte_count == 0 for row, at in zip(row_bytes, addresses, strict=True))
+def address(array):
+    """The address of the first element, on the host or the device."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.pointer
+
+
+def rows_begin_on(byte_count, *arrays):
+    """Whether each row of C-contiguous arrays begins at a multiple of `byte_count` bytes; False for rows without elements.
+
+    A vector is a single row; None, for an absent array, is left out.
+    """
+    row_bytes = [(array.shape[-1] * array.dtype.itemsize, address(array)) for array in arrays if array is not None]
+    return all(row > 0 and row % byte_count == at % byte_count == 0 for row, at in row_bytes)

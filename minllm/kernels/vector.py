@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 from numba import cuda, uint32
 
+from minllm.kernels.arguments import address
 from minllm.ptx import float_as_uint, load_128, pack_bf16x2, pack_f16x2, store_128, uint_as_float, unpack_bf16x2, unpack_f16x2
 
 VECTOR_BYTES = 16
@@ -136,8 +137,3 @@ def vectors_per_row(row, *arrays):
     if row * itemsize % VECTOR_BYTES or any(address(array) % VECTOR_BYTES for array in arrays):
         return 0
     return row * itemsize // VECTOR_BYTES
-
-
-def address(array):
-    """The address of the first element, on the host or the device."""
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.pointer

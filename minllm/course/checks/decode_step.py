@@ -6,7 +6,7 @@ from minllm.course.checks.evidence import note
 from minllm.course.checks.mismatch import Mismatch, expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.engine.running.step_graphs import decode_sizes, token_sizes
-from minllm.kernels.sampling.tensors import Adjustment
+from minllm.kernels.sampling.flags import Adjustment
 from minllm.kernels.slots.state import SlotState
 
 

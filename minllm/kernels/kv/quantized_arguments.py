@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from minllm.kernels.arguments import check_array
+from minllm.kernels.arguments import address, check_array
 from minllm.kernels.quantization.cache import check_same_format, is_quantized
 from minllm.kernels.quantization.lanes import EACH
-from minllm.kernels.vector import VECTOR_BYTES, address
+from minllm.kernels.vector import VECTOR_BYTES
 from minllm.runtime.kernel import check
 from minllm.tiles.warp import WARP
 

@@ -12,10 +12,10 @@ The GPU's table in dataflow.py says how many rows are few, some or many. float32
 
 import numpy as np
 
+from minllm.kernels.arguments import rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_GEMV, check_arguments
 from minllm.kernels.matmul.dataflow import choose_dataflow, table_of
 from minllm.kernels.matmul.variants import VARIANTS
-from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.device import HOPPER, current_device, describe_device
 from minllm.runtime.kernel import check
 
@@ -54,7 +54,7 @@ def choose_for(x, weight) -> str:
 def can_use_wgmma(x, weight) -> bool:
     """Whether wgmma may be chosen for these arrays; not in the simulator, where tensor_core runs faster."""
     on_hopper = not isinstance(x, np.ndarray) and current_device().compute_capability == HOPPER
-    return on_hopper and vectors_per_row(x.shape[1], x, weight) > 0
+    return on_hopper and rows_begin_on(16, x, weight)
 
 
 def gpu_name(array) -> str | None:

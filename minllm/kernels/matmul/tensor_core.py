@@ -34,7 +34,7 @@ from typing import NamedTuple
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm import ptx
-from minllm.kernels.arguments import ceil_div
+from minllm.kernels.arguments import ceil_div, rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_arguments
 from minllm.kernels.matmul.fragments import make_multiply_tiles
 from minllm.kernels.matmul.output_tiles import make_store_pair, make_tile_order
@@ -45,7 +45,6 @@ from minllm.kernels.matmul.shared_tiles import (
     make_copy_tile_by_elements,
     with_stages_for_gpu,
 )
-from minllm.kernels.vector import address, vectors_per_row
 from minllm.runtime.device import HOPPER, capability_here
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
@@ -194,11 +193,11 @@ def matmul_tensor_core(x, weight, out, bias=None, stream=None, tiling: TensorCor
 
     `tiling` overrides the choice by shape. Raises KernelArgumentError if shapes or dtypes do not fit (see `check_arguments`).
     """
-    m, n, k = check_arguments(x, weight, out, bias, HALF_DTYPES)
+    m, n, _ = check_arguments(x, weight, out, bias, HALF_DTYPES)
     if m == 0 or n == 0:
         return
-    aligned = vectors_per_row(k, x, weight) > 0
-    paired = out.dtype == x.dtype and n % 2 == 0 and address(out) % 4 == 0
+    aligned = rows_begin_on(16, x, weight)
+    paired = out.dtype == x.dtype and rows_begin_on(4, out)
     tiling = TensorCoreTiling(*(tiling or with_stages_for_gpu(choose_tiling(m, n) if aligned else TILING_BY_ELEMENTS)))
     grid = ceil_div(m, tiling.tile_m) * ceil_div(n, tiling.tile_n)
     blocks = BLOCKS.get((tiling.tile_m, tiling.tile_n)) if capability_here() < HOPPER else None

@@ -27,9 +27,8 @@ import functools
 import numpy as np
 from numba import cuda, float32
 
-from minllm.kernels.arguments import ceil_div
+from minllm.kernels.arguments import ceil_div, rows_begin_on
 from minllm.kernels.matmul.arguments import check_arguments
-from minllm.kernels.vector import VECTOR_BYTES, vectors_per_row
 from minllm.ptx import load_float32
 from minllm.runtime.device import CONSUMER_BLACKWELL, capability_here
 from minllm.runtime.kernel import check, kernel, launch
@@ -42,7 +41,7 @@ WIDTH, PER_THREAD = 4, 8  # a thread's 8 x 8 outputs are 2 x 2 blocks of 4 x 4
 
 def make_copy(tile: int, dtype: str):
     """(read_tile, lay_down, elements): a thread's part of a tile to registers, from there to shared memory; its size."""
-    vector = VECTOR_BYTES // np.dtype(dtype).itemsize
+    vector = 16 // np.dtype(dtype).itemsize  # elements per load
     vectors = TILE_K // vector  # vectors per row of the tile
     threads = (tile // PER_THREAD) ** 2
     reads = tile * vectors // threads  # loads per thread
@@ -180,10 +179,10 @@ def matmul_vectorized(x, weight, out, bias=None, stream=None, tile: int | None =
     `tile`, one of ALLOWED_TILES, overrides the choice by shape. Raises KernelArgumentError if it is not, or if shapes or dtypes do not
     fit (see `check_arguments`).
     """
-    m, n, k = check_arguments(x, weight, out, bias)
+    m, n, _ = check_arguments(x, weight, out, bias)
     tile = tile or choose_tile(m, n)
     check(tile in ALLOWED_TILES, f"a tile of {tile} x {tile} outputs: it has to be one of {', '.join(map(str, ALLOWED_TILES))}")
     if m == 0 or n == 0:
         return
-    grid, chosen = (ceil_div(n, tile), ceil_div(m, tile)), vectorized_kernel(tile, x.dtype.name, vectors_per_row(k, x, weight) > 0)
+    grid, chosen = (ceil_div(n, tile), ceil_div(m, tile)), vectorized_kernel(tile, x.dtype.name, rows_begin_on(16, x, weight))
     launch(chosen, grid, (tile // PER_THREAD) ** 2, (x, weight, bias, out), stream=stream)

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from minllm.errors import InvalidRequestError
-from minllm.kernels.sampling.tensors import SLOT_FIELDS, VOCABULARY_FIELDS, Adjustment, SamplingKind, SamplingTensors, TokenFlag
+from minllm.kernels.sampling.flags import Adjustment, TokenFlag
+from minllm.kernels.sampling.tensors import SLOT_FIELDS, VOCABULARY_FIELDS, SamplingKind, SamplingTensors
 
 
 class Parameters(Protocol):

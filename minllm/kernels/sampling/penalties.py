@@ -18,7 +18,8 @@ from numba import cuda, float32
 
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.sampling.argmax import check_logits, check_slots
-from minllm.kernels.sampling.tensors import VOCABULARY_FIELDS, Adjustment, SamplingTensors, TokenFlag
+from minllm.kernels.sampling.flags import Adjustment, TokenFlag
+from minllm.kernels.sampling.tensors import VOCABULARY_FIELDS, SamplingTensors
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 256

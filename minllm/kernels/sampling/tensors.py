@@ -10,11 +10,12 @@ Three arrays are as wide as the vocabulary. They exist once a request needs them
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
+from minllm.kernels.sampling.flags import Adjustment
 from minllm.runtime.array_protocol import Array
 
 
@@ -24,22 +25,6 @@ class SamplingKind(IntEnum):
     GREEDY = 0  # the largest logit
     RANDOM = 1  # thresholds, then a draw; greedy slots take the largest logit
     ADJUSTED = 2  # bias, penalties and bans first
-
-
-class Adjustment(IntFlag):
-    """The adjustments to a slot's logits before a token is chosen."""
-
-    PENALTIES = 1  # reads token_flags and output_counts, and counts the tokens that are generated
-    BIAS = 2  # reads logit_bias
-    BANS = 4  # reads token_flags
-
-
-class TokenFlag(IntFlag):
-    """The flags of one token of the vocabulary, per slot."""
-
-    IN_PROMPT = 1  # for the repetition penalty
-    ENDS = 2  # ends the text: banned while step < min_tokens
-    BANNED = 4  # never allowed
 
 
 FLOAT, INT, UINT = np.float32, np.int32, np.uint32

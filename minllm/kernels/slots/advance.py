@@ -15,16 +15,15 @@ from numba import cuda, int32
 
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.sampling.tensors import Adjustment
-from minllm.kernels.slots.state import SlotState
+from minllm.kernels.sampling.flags import Adjustment
 from minllm.runtime.kernel import kernel, launch
 
 THREADS = 128
 PENALTIES = int(Adjustment.PENALTIES)
 
 
-def advance_reference(tokens: np.ndarray, slots: np.ndarray, state: SlotState) -> None:
-    """Advance the slots of R rows by one token each, in place; tokens, slots int32 [R], slot -1 for padding."""
+def advance_reference(tokens: np.ndarray, slots: np.ndarray, state) -> None:
+    """Advance the slots of R rows by one token each, in place; tokens, slots int32 [R], slot -1 for padding; state: SlotState."""
     tokens, slots = np.maximum(tokens[slots >= 0], 0), slots[slots >= 0]
     state.newest_tokens[slots] = tokens
     state.lengths[slots] += 1
@@ -49,7 +48,7 @@ def advance_kernel(tokens, slots, newest_tokens, lengths, step, adjustments, out
         # end exercise
 
 
-def advance(tokens, slots, state: SlotState, stream=None) -> None:
+def advance(tokens, slots, state, stream=None) -> None:
     """Advance the slots of R rows, in place; arguments as in `advance_reference`, all NumPy or all on one device."""
     rows, sampling = tokens.shape[0], state.sampling
     check_array("tokens", tokens, INDEX_DTYPES, rows=rows)

@@ -15,14 +15,13 @@ from numba import cuda, int32
 
 from minllm.kernels.arguments import INDEX_DTYPES, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.slots.state import SlotState
 from minllm.runtime.kernel import check, kernel, launch
 
 THREADS = 128
 
 
-def load_rows_reference(slots: np.ndarray, state: SlotState, batch, block_size: int, pads: bool = True) -> None:
-    """Write the arrays of a decode batch of R rows, one per sequence, in place; slots int32 [R].
+def load_rows_reference(slots: np.ndarray, state, batch, block_size: int, pads: bool = True) -> None:
+    """Write the arrays of a decode batch of R rows, one per sequence, in place; slots int32 [R], state: SlotState.
 
     batch: has token_ids, positions, slot_mapping, context_lens int32 [R], and block_tables int32 [R, columns], with as many columns as the
     longest of these sequences needs; columns beyond a row's context are not written. pads: whether padding rows are written.
@@ -66,7 +65,7 @@ def load_rows_kernel(
         column += THREADS
 
 
-def load_rows(slots, state: SlotState, batch, block_size: int, pads: bool = True, stream=None) -> None:
+def load_rows(slots, state, batch, block_size: int, pads: bool = True, stream=None) -> None:
     """Write the arrays of a decode batch, in place; arguments as in `load_rows_reference`, all NumPy or all on one device."""
     rows = slots.shape[0]
     named = dict(token_ids=batch.token_ids, positions=batch.positions, slot_mapping=batch.slot_mapping, context_lens=batch.context_lens)

@@ -14,7 +14,7 @@ from numba import cuda, int32
 
 from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
-from minllm.kernels.sampling.tensors import Adjustment
+from minllm.kernels.sampling.flags import Adjustment
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.runtime.kernel import kernel, launch

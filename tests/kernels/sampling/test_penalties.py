@@ -5,9 +5,10 @@ import pytest
 
 from minllm.errors import InvalidRequestError, KernelArgumentError
 from minllm.kernels.sampling import build_sampling_tensors
+from minllm.kernels.sampling.flags import Adjustment, TokenFlag
 from minllm.kernels.sampling.parameters import kind_of, sampling_entries
 from minllm.kernels.sampling.penalties import penalize, penalize_reference
-from minllm.kernels.sampling.tensors import Adjustment, SamplingKind, TokenFlag
+from minllm.kernels.sampling.tensors import SamplingKind
 from tests.kernels.sampling.cases import PENALTIES, logits_of, parameters, slots_of, tensors
 
 

@@ -21,6 +21,7 @@ Source: H. He, "Defeating Nondeterminism in LLM Inference", Thinking Machines La
 
 import numpy as np
 
+from minllm.kernels.arguments import rows_begin_on
 from minllm.kernels.matmul import arguments
 from minllm.kernels.matmul.arguments import (
     HALF_DTYPES,
@@ -36,7 +37,6 @@ from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling, deepest
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
 from minllm.kernels.matmul.vectorized import matmul_vectorized
 from minllm.kernels.matmul.wgmma import wgmma
-from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check
 
 MOST_ROWS_OF_ONE_PART = 128  # rows of x up to which the flat GEMM is faster than the wgmma GEMM, if K is not split
@@ -93,7 +93,7 @@ def matmul_fixed_order(x, weight, out, bias=None, stream=None) -> None:
 
 def fits_gated(x, weight) -> bool:
     """Whether one kernel can compute silu(gate) * up: 16 bits, and rows of x and weight aligned to 16 bytes."""
-    return x.dtype in HALF_DTYPES and vectors_per_row(x.shape[1], x, weight) > 0
+    return x.dtype in HALF_DTYPES and rows_begin_on(16, x, weight)
 
 
 def gated_fixed_order(x, gate_up, out, stream=None) -> None:

@@ -32,7 +32,7 @@ Source: K. Hong et al., "FlashDecoding++: Faster Large Language Model Inference 
 
 import numpy as np
 
-from minllm.kernels.arguments import ceil_div
+from minllm.kernels.arguments import ceil_div, rows_begin_on
 from minllm.kernels.matmul.arguments import (
     HALF_DTYPES,
     MOST_ROWS_OF_FLAT,
@@ -51,13 +51,12 @@ from minllm.kernels.matmul.flat.output import stored_together
 from minllm.kernels.matmul.flat.tiles import flat_tiles_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
-from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.kernel import check, launch
 
 
 def fits_flat(x, weight) -> bool:
     """Whether the flat kernels support these arrays: at most 256 rows of x, and rows of both aligned to 16 bytes."""
-    return x.dtype in HALF_DTYPES and x.shape[0] <= MOST_ROWS_OF_FLAT and vectors_per_row(x.shape[1], x, weight) > 0
+    return x.dtype in HALF_DTYPES and x.shape[0] <= MOST_ROWS_OF_FLAT and rows_begin_on(16, x, weight)
 
 
 def matmul_flat(x, weight, out, bias=None, stream=None, tiling: FlatTiling | FlatWgmmaTiling | None = None) -> None:

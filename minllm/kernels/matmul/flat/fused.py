@@ -10,7 +10,7 @@ memory is idle except for loads of the next weights. `minllm bench step --parts`
 
 from collections.abc import Callable
 
-from minllm.kernels.arguments import ceil_div, check_array
+from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, check_arguments, check_gated_arguments, has_wgmma, padded_rows
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm, deferred_norm_kernel
@@ -18,7 +18,6 @@ from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
 from minllm.kernels.matmul.flat.rope_append import rope_append_kernel
 from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling, choose_tiling, deepest
 from minllm.kernels.matmul.qkv_arguments import check_qkv
-from minllm.kernels.vector import vectors_per_row
 from minllm.runtime.device import sms_here
 from minllm.runtime.kernel import check
 from minllm.tiles.warpgroup import ROWS
@@ -30,7 +29,7 @@ MOST_ROWS = 64  # registers hold what the epilogue of two items per thread loads
 def fits_fused(x, weight) -> bool:
     """Whether these kernels take x and weight on a GPU that has wgmma: 16 bits, few rows, and outputs in whole tiles that TMA can load."""
     few = FEWEST_ROWS <= x.shape[0] <= MOST_ROWS and x.dtype in HALF_DTYPES
-    return few and weight.shape[0] % 256 == 0 and vectors_per_row(x.shape[1], x, weight) > 0
+    return few and weight.shape[0] % 256 == 0 and rows_begin_on(16, x, weight)
 
 
 def choose_fused_tiling(m: int, n: int, k: int, gated: bool = False, most_rows: int = 256) -> FlatWgmmaTiling:
@@ -48,7 +47,7 @@ def check_fused(m: int, *arrays) -> None:
     """Raise KernelArgumentError on a GPU without wgmma, for too many rows, or rows that do not begin on multiples of 16 bytes."""
     check(has_wgmma(arrays[0]), "fused flat GEMMs need a GPU of compute capability 9.0")
     check(m <= MOST_ROWS, f"fused flat GEMMs take up to {MOST_ROWS} rows of x, not {m}")
-    check(all(vectors_per_row(array.shape[-1], array) for array in arrays), "rows must begin on multiples of 16 bytes")
+    check(rows_begin_on(16, *arrays), "rows must begin on multiples of 16 bytes")
 
 
 def linear_add(

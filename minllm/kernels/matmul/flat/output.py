@@ -11,8 +11,8 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
+from minllm.kernels.arguments import rows_begin_on
 from minllm.kernels.matmul.output_tiles import PACK, make_store_pair
-from minllm.kernels.vector import address, vectors_per_row
 
 PADDING = 4  # float32 of padding per token, so that the 32 lanes of a warp write to 32 different banks
 
@@ -86,11 +86,9 @@ def stored_together(out, dtype) -> int:
     8 of `dtype` or 4 float32 if rows are aligned to 16 bytes, 2 of `dtype` if aligned to 4, else 1. Stored one by one, float32 of
     neighbouring eights would lie in 32 sectors of L2 per store of a warp, so logits would take eight times as many sectors.
     """
-    if out.dtype != dtype:
-        return 4 if vectors_per_row(out.shape[1], out) else 1
-    if vectors_per_row(out.shape[1], out):
-        return 8
-    return 2 if out.shape[1] % 2 == 0 and address(out) % 4 == 0 else 1
+    if rows_begin_on(16, out):
+        return 8 if out.dtype == dtype else 4
+    return 2 if out.dtype == dtype and rows_begin_on(4, out) else 1
 
 
 def make_write(rows: int, writers: int, dtype: str, gated: bool, together: int, added):

@@ -39,10 +39,9 @@ import numpy as np
 from numba import cuda, float32, int32, int64
 
 from minllm.kernels.activation.sigmoid import sigmoid
-from minllm.kernels.arguments import ceil_div, check_array
+from minllm.kernels.arguments import ceil_div, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_arguments, check_gated_arguments, check_norm
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
-from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.device import HOPPER, capability_here
 from minllm.runtime.kernel import check, kernel, launch
@@ -177,7 +176,7 @@ def launch_gemv(x, norm, weight, bias, residual, out, epsilon, stream, tiling, g
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
     if m == 0 or n == 0:
         return
-    vectorized = vectors_per_row(k, x, weight, *(() if norm is None else (norm,))) > 0
+    vectorized = rows_begin_on(16, x, weight, norm)
     grid = ceil_div(n, tiling.rows // (2 if gated else 1) * (tiling.warps // tiling.splits))
     chosen = gemv_kernel(m, k, x.dtype.name, tiling, vectorized, gated)
     launch(chosen, grid, tiling.warps * WARP, (x, norm, weight, bias, residual, out, float(epsilon)), stream=stream)

@@ -17,13 +17,12 @@ import functools
 import numpy as np
 from numba import cuda, float32, int32, int64
 
-from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array
+from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
 from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_norm
 from minllm.kernels.matmul.gemv.gemv import WARP_SHIFT
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
 from minllm.kernels.matmul.qkv_arguments import check_qkv
-from minllm.kernels.vector import vectors_per_row
 from minllm.ptx import griddepcontrol_launch_dependents
 from minllm.runtime.device import ADA, HOPPER, capability_here
 from minllm.runtime.kernel import check, kernel, launch
@@ -129,7 +128,7 @@ def gemv_qkv_rope_append(
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
     if m == 0 or n == 0:
         return
-    vectorized = vectors_per_row(k, x, weight, norm) > 0
+    vectorized = rows_begin_on(16, x, weight, norm)
     chosen = gemv_qkv_kernel(m, k, head_dim, x.dtype.name, tiling, vectorized)
     grid = ceil_div(n // 2, tiling.rows // 2 * (tiling.warps // tiling.splits))
     arguments = (x, norm, weight, bias, positions, slot_mapping, cos_sin, query, by_slot(key_cache), by_slot(value_cache), float(epsilon))

@@ -14,7 +14,6 @@ import numpy as np
 from numba import cuda, float32, int64, uint32
 from numba.cuda import libdevice
 
-from minllm.kernels.vector import VECTOR_BYTES
 from minllm.ptx import griddepcontrol_wait, load_128, load_128_streaming, uint_as_float, unpack_bf16x2, unpack_f16x2
 from minllm.tiles.warp import WARP, warp_sum
 
@@ -85,7 +84,7 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
     guarded: the step may reach beyond the rows' end. waits: x may not be written yet, so wait for it after issuing the loads of weights.
     """
     rows, unroll = tiling.rows, tiling.unroll
-    vector = VECTOR_BYTES // np.dtype(dtype).itemsize
+    vector = 16 // np.dtype(dtype).itemsize  # elements per load
     warp_step = WARP * vector  # elements of a row per load of a warp
     words_in_flight = rows * unroll * 4
     dot, scaled_dot = DOT_OF_WORDS[dtype], SCALED_DOT_OF_WORDS[dtype]
@@ -133,7 +132,7 @@ def make_sums(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, 
     """
     rows, warps, unroll, splits = tiling
     columns = rows + 1  # the sums of a row of x, and the sum of its squares
-    shared_columns, vector = m * columns, VECTOR_BYTES // np.dtype(dtype).itemsize
+    shared_columns, vector = m * columns, 16 // np.dtype(dtype).itemsize
     step = WARP * vector * unroll  # elements of a row that a warp has in flight
     full_steps = k // (step * splits)
     some_are_left = k % (step * splits) > 0
