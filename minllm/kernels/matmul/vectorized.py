@@ -39,60 +39,39 @@ BLOCKS_TO_FILL_A_GPU = 128
 WIDTH, PER_THREAD = 4, 8  # a thread's 8 x 8 outputs are 2 x 2 blocks of 4 x 4
 
 
-def make_copy(tile: int, dtype: str):
+def make_copy(tile: int, dtype: str, whole_vectors: bool):
     """(read_tile, lay_down, elements): a thread's part of a tile to registers, from there to shared memory; its size."""
-    vector = 16 // np.dtype(dtype).itemsize  # elements per load
-    vectors = TILE_K // vector  # vectors per row of the tile
-    threads = (tile // PER_THREAD) ** 2
-    reads = tile * vectors // threads  # loads per thread
+    vector = 16 // np.dtype(dtype).itemsize if whole_vectors else 1  # elements per load
+    vectors, threads = TILE_K // vector, (tile // PER_THREAD) ** 2  # vectors per row of the tile
+    columns = min(threads, vectors)  # of vectors in a step, in which those of a thread lie below each other
+    steps, rows_apart = vectors // columns, threads // columns
+    reads = tile // rows_apart  # loads per thread and step
 
     @cuda.jit(device=True)
     def read_tile(values, source, first_row, first_k, thread):
         """values = this thread's vectors of source[first_row : +tile, first_k : +TILE_K], zeros beyond the edges."""
-        k = first_k + thread % vectors * vector
-        for read in range(reads):
-            row = first_row + thread // vectors + read * (threads // vectors)
-            inside = row < source.shape[0] and k < source.shape[1]  # K is a multiple of `vector`: a vector is all inside or all outside
-            found = load_float32(source, row * source.shape[1] + k if inside else 0)
-            for i in range(vector):
-                values[read * vector + i] = found[i] if inside else float32(0.0)
+        for step in range(steps):
+            k = first_k + (step * columns + thread % columns) * vector
+            for read in range(reads):
+                row, at = first_row + thread // columns + read * rows_apart, (step * reads + read) * vector
+                inside = row < source.shape[0] and k < source.shape[1]  # a vector is all inside or all outside
+                if whole_vectors:
+                    found = load_float32(source, row * source.shape[1] + k if inside else 0)
+                    for i in range(vector):
+                        values[at + i] = found[i] if inside else float32(0.0)
+                else:
+                    values[at] = float32(source[row, k]) if inside else float32(0.0)
 
     @cuda.jit(device=True)
     def lay_down(shared, values, thread):
         """Store the vectors to shared [k, row]."""
-        k = thread % vectors * vector
-        for read in range(reads):
-            row = thread // vectors + read * (threads // vectors)
-            for i in range(vector):
-                shared[k + i, row] = values[read * vector + i]
+        for step in range(steps):
+            k = (step * columns + thread % columns) * vector
+            for read in range(reads):
+                for i in range(vector):
+                    shared[k + i, thread // columns + read * rows_apart] = values[(step * reads + read) * vector + i]
 
-    return read_tile, lay_down, reads * vector
-
-
-def make_element_copy(tile: int):
-    """The same as make_copy, element by element, for rows that begin anywhere."""
-    threads = (tile // PER_THREAD) ** 2
-    columns = min(threads, TILE_K)  # of a pass, in which a thread's elements lie below each other
-    rows, rows_apart = tile * columns // threads, threads // columns
-
-    @cuda.jit(device=True)
-    def read_elements(values, source, first_row, first_k, thread):
-        """values = this thread's elements of source[first_row : +tile, first_k : +TILE_K], zeros beyond the edges."""
-        for step in range(TILE_K // columns):
-            k = first_k + step * columns + thread % columns
-            for read in range(rows):
-                row = first_row + thread // columns + read * rows_apart
-                is_inside = row < source.shape[0] and k < source.shape[1]
-                values[step * rows + read] = float32(source[row, k]) if is_inside else float32(0.0)
-
-    @cuda.jit(device=True)
-    def lay_down_elements(shared, values, thread):
-        """Store the elements to shared [k, row]."""
-        for step in range(TILE_K // columns):
-            for read in range(rows):
-                shared[step * columns + thread % columns, thread // columns + read * rows_apart] = values[step * rows + read]
-
-    return read_elements, lay_down_elements, tile * TILE_K // threads
+    return read_tile, lay_down, steps * reads * vector
 
 
 @functools.cache
@@ -104,7 +83,7 @@ def vectorized_kernel(tile: int, dtype: str, whole_vectors: bool = True):
     across, half_tile = tile // PER_THREAD, tile // 2
     threads = across * across
     pitch = tile + WIDTH  # words per row of a tile in shared memory: a multiple of 16 bytes, and the next row begins in other banks
-    read_tile, lay_down, elements = make_copy(tile, dtype) if whole_vectors else make_element_copy(tile)
+    read_tile, lay_down, elements = make_copy(tile, dtype, whole_vectors)
 
     @cuda.jit(device=True)
     def load_eight(values, shared, k, first):
