@@ -7,7 +7,7 @@ which variant serves which call. A table imports each kernel on first use, so th
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,7 @@ ALL_DTYPES, HALF_DTYPES = ("float32", "float16", "bfloat16"), ("float16", "bfloa
 class Variant:
     """One kernel of a stage, and what it supports.
 
-    Its module may define why_not(*arrays), which returns the reason why it cannot serve these arrays, or None; for a launcher with a
-    fallback the arrays are x and weight, and the table's launcher passes those that it cannot serve to the fallback.
+    Its module may define why_not(*arrays), which returns the reason why it cannot serve these arrays, or None.
     """
 
     name: str
@@ -51,23 +50,8 @@ class Variants(Mapping[str, Any]):
         self.entries[variant.name] = variant
 
     def __getitem__(self, name: str) -> Any:
-        found, module = self.entry(name), self.module(name)
-        if not found.launcher:
-            return module
-        launcher = getattr(module, found.launcher)
-        return self.with_fallback(launcher, found, module.why_not) if found.fallback else launcher
-
-    def with_fallback(self, launcher: Callable, found: Variant, why_not: Callable) -> Callable:
-        """A launcher that passes x and weight that `launcher` cannot serve to the fallback, unless options besides `tiling` are given."""
-
-        @functools.wraps(launcher)
-        def launch(x, weight, out, bias=None, stream=None, **options):
-            if options.keys() - {"tiling"} or why_not(x, weight) is None or not found.takes_rows(x.shape[0]):
-                launcher(x, weight, out, bias, stream, **options)
-            else:
-                self[found.fallback](x, weight, out, bias, stream)
-
-        return launch
+        launcher, module = self.entry(name).launcher, self.module(name)
+        return getattr(module, launcher) if launcher else module
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

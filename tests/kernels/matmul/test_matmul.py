@@ -211,6 +211,8 @@ def test_mistakes_of_one_variant_are_explained():
             flat.matmul_flat(*half, tiling=tiling)
     with pytest.raises(KernelArgumentError, match="up to 256 rows of x, not 257"):
         flat.matmul_flat(np.zeros((257, 16), FLOAT16), half[1], np.zeros((257, 3), FLOAT16))
+    with pytest.raises(KernelArgumentError, match="up to 256 rows of x, not 257"):  # not left to the fallback, whatever the alignment
+        VARIANTS["flat"](np.zeros((257, 15), FLOAT16), np.zeros((3, 15), FLOAT16), np.zeros((257, 3), FLOAT16))
     for tiling in ((8, 16, 16, 1, 1, 2), (16, 16, 24, 1, 1, 2), (16, 32, 16, 1, 2, 2), (16, 16, 16, 1, 1, 1)):
         with pytest.raises(KernelArgumentError):
             tensor_core.matmul_tensor_core(*half, tiling=tiling)
