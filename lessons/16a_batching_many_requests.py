@@ -197,18 +197,19 @@ from minllm.course import recorded
 from minllm.errors import LessonError
 
 
-def measured(benchmark, case, variant=None):
-    """The first recorded row; None as long as the record has none."""
+def measured(case, policy):
+    """The first recorded run of a policy; None as long as the record has none."""
     try:
-        return recorded(benchmark, case, variant)[0]
+        return recorded("serving throughput", case, policy)[0]
     except LessonError:
         return None
 
 
 for policy in ("prefill_first", "split_fuse", "static"):
-    row = measured("serving ITL p99", "llama-3.1-8b", policy)
+    row = measured("llama-3.1-8b", policy)
+    found = f"{row.metrics['p99_itl_ms']} ms, {row.label}" if row else "not recorded"
     at_half = f"simulated {served(policy, 0.5).itl.p99:.1f} ms at half load"
-    print(f"ITL p99, {policy}: {at_half}; {row or 'not recorded'}")
+    print(f"ITL p99, {policy}: {at_half}; {found}")
 
 # %% [markdown]
 # "Not recorded" means that the record of the GPU has no such row yet. A simulated step is a lower bound, because it

@@ -154,25 +154,13 @@ def scorer_of(llm: LLM, kv_cache_dtype: str, residual_window: int) -> Scorer:
 
 
 def rows(name: str, tokens: int, dtype: str, compared: dict[str, Comparison]) -> list[Row]:
-    """Four rows per format; the perplexity has that of the plain cache as peer."""
-    case, plain, found = f"{name}, {tokens} tokens", compared["auto"], []
-    peer = f"{dtype} cache"
+    """A row per format: by how many percent its perplexity is above the plain cache's."""
+    case, plain, found = f"{name}, {tokens} tokens, perplexity above the plain cache's", compared["auto"].perplexity, []
     for variant, one in compared.items():
-        if variant == "auto":
-            continue
-        excess = 100 * (one.perplexity / plain.perplexity - 1)
-        found += [
-            Row(
-                BENCHMARK,
-                f"{case}, perplexity",
-                variant,
-                value=round(one.perplexity, 4),
-                unit="a token",
-                peer=peer,
-                peer_value=round(plain.perplexity, 4),
-            ),
-            Row(BENCHMARK, f"{case}, perplexity above the plain cache's", variant, round(excess, 4), "%"),
-            Row(BENCHMARK, f"{case}, logit error", variant, round(100 * one.logit_error, 4), "%"),
-            Row(BENCHMARK, f"{case}, same likeliest token", variant, round(100 * one.same_top, 2), "%"),
-        ]
+        if variant != "auto":
+            metrics = {
+                "perplexity": round(one.perplexity, 4), f"perplexity with a {dtype} cache": round(plain, 4),
+                "logit error, %": round(100 * one.logit_error, 4), "same likeliest token, %": round(100 * one.same_top, 2),
+            }  # fmt: skip
+            found.append(Row(BENCHMARK, case, variant, round(100 * (one.perplexity / plain - 1), 4), "%", metrics=metrics))
     return found

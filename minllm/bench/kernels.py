@@ -7,13 +7,12 @@ left out of the row.
 import gc
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minllm.bench.kernel_case import MICROSECONDS, TB_S, TFLOP_S, TOKENS_US, KernelCase, Prepared, rounded
+from minllm.bench.kernel_case import MICROSECONDS, KernelCase, Prepared
 from minllm.bench.kernel_cases import STAGES, kernel_cases
-from minllm.bench.record import Record, Row, new_record, write_json
+from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.timing import Clock, CudaClock, input_sets, medians_in_turn
 from minllm.catalogue.noise import Noise
 from minllm.errors import DeviceError, InvalidOptionError
@@ -56,7 +55,7 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None, cases:
             rows.append(bench.row(case))
             print(as_line(rows[-1]), file=out, flush=True)
             if json_file is not None and str(json_file) != "-":  # after every row, so that an interrupt loses no measurement
-                write_json(json_file, record_of(device.name, ceilings, rows))
+                write_json(json_file, new_record(device.name, ceilings, rows))
         except Exception as error:  # whatever it is: the other rows are still useful
             failed += 1
             print(f"minllm: {case.name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -64,7 +63,7 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None, cases:
         ops.memory.trim()
         if peers:
             peers.forget()
-    record = record_of(device.name, ceilings, rows)
+    record = new_record(device.name, ceilings, rows)
     print(record.to_json() if str(json_file) != "-" else f"{len(rows)} rows", file=out, flush=True)
     if json_file is not None:
         write_json(json_file, record)
@@ -81,39 +80,6 @@ def chosen_cases(only: Sequence[str], beginnings: Sequence[str]) -> list[KernelC
     if unknown is not None:
         raise InvalidOptionError(f"--case {unknown!r} begins no row's name, such as {every[0].name!r}: docs/results.md lists the rows.")
     return list(dict.fromkeys(case for cases in found.values() for case in cases))
-
-
-def record_of(device: str, ceilings: dict[str, float | None], rows: Sequence[Row]) -> Record:
-    """The record of these rows, with the ceilings that they reached."""
-    return new_record(device, *with_reached_ceilings(ceilings, rows))
-
-
-def with_reached_ceilings(ceilings: dict[str, float | None], rows: Sequence[Row]) -> tuple[dict[str, float | None], list[Row]]:
-    """(ceilings, rows) with limits raised to what kernels of the same run reached, so that no row is above its limit.
-
-    A copy writes half of its bytes, and a kernel that only reads is a little faster: limits of rows then follow the fastest kernel, and the
-    copy's rate stays as measured. cuBLAS can be faster in a row than in the measurement of its ceiling, because that is made with GEMMs
-    without a pause, and a GPU at its power limit lowers its clock: this ceiling is raised.
-    """
-    limited = [row for row in rows if row.limit]
-    copy, tensor_cores = ceilings["copy_tb_s"], ceilings["bf16_tflops"]
-
-    def fastest(unit: str) -> float:
-        return max((max(row.value, row.peer_value or 0) for row in limited if row.unit == unit), default=0)
-
-    if copy and fastest(TB_S) > copy:
-        raised = fastest(TB_S) / copy
-        of_memory = {TB_S: raised, TOKENS_US: raised, MICROSECONDS: 1 / raised}
-        rows = [with_limit(row, row.limit * of_memory[row.unit]) if row.limit and row.unit in of_memory else row for row in rows]
-    if tensor_cores and fastest(TFLOP_S) > tensor_cores:
-        rows = [with_limit(row, fastest(TFLOP_S)) if row.limit == tensor_cores else row for row in rows]
-        ceilings = {**ceilings, "bf16_tflops": fastest(TFLOP_S)}
-    return ceilings, list(rows)
-
-
-def with_limit(row: Row, limit: float) -> Row:
-    """The row with another limit."""
-    return replace(row, limit=rounded(limit), of_limit=rounded(limit / row.value if row.unit == MICROSECONDS else row.value / limit))
 
 
 def load_peers():

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from minllm.bench.frameworks_table import COMPARED, VLLM_DATE, ratio, recorded_row
-from minllm.bench.results_table import SHORT, recorded_in
+from minllm.bench.results_table import SHORT, recorded_in, share
 from minllm.figures.bars import Bar, bars
 from minllm.figures.curves import curves
 from minllm.figures.figure import NARROW, Figure
@@ -43,13 +43,15 @@ def vllm_chart(record: dict) -> Figure:
 def roof_chart(record: dict) -> Figure:
     """The share of the hardware's limit that each kernel of the short table reaches."""
     named = [(name.partition(" (`"), recorded_in(record, benchmark, case, variant)) for benchmark, case, variant, name in SHORT]
-    shown = [(name, variant.rstrip("`)"), row) for (name, _, variant), row in named if row["benchmark"] in KERNELS and row["of_limit"]]
+    shown = [
+        (name, variant.rstrip("`)"), row) for (name, _, variant), row in named if row and row["benchmark"] in KERNELS and row["of_limit"]
+    ]
     return bars(
-        [Bar(name, round(100 * row["of_limit"]), variant, KERNELS[row["benchmark"]]) for name, variant, row in shown],
+        [Bar(name, round(100 * share(row, record)), variant, KERNELS[row["benchmark"]]) for name, variant, row in shown],
         unit="%",
         title="Share of the hardware's limit, by kernel",
         limit=100.0,
-        caption=f"{runs(row for *_, row in shown)}. The limit is a copy's bandwidth, or cuBLAS's FLOP/s for GEMMs and prefill attention.",
+        caption=f"{runs(row for *_, row in shown)}. The limit is a copy's bandwidth, or cuBLAS's FLOP/s.",
         width=NARROW,
     )
 

@@ -47,6 +47,13 @@ class Row:
     commit: str = ""
     key: str | None = None  # None: unknown; "": measures no kernel of this package
     note: str = ""  # a remark on the run, for tables
+    low: float | None = None  # the least and the greatest value of several processes; `value` is then their median
+    high: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)  # what the same run measured besides: latencies, shares of a time
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, without `low`, `high` and `metrics` if a row has none."""
+        return {name: value for name, value in asdict(self).items() if name not in ("low", "high", "metrics") or value not in (None, {})}
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,13 @@ class Record:
     ceilings: dict[str, float | None] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
+    def as_dict(self) -> dict[str, Any]:
+        """The record as JSON has it."""
+        return {**asdict(self), "rows": [row.as_dict() for row in self.rows]}
+
     def to_json(self) -> str:
         """The record on one line."""
-        return json.dumps(asdict(self), ensure_ascii=False)
+        return json.dumps(self.as_dict(), ensure_ascii=False)
 
 
 def device_of(llm: Any) -> str:
@@ -126,7 +137,7 @@ def commit() -> str:
 
 def merged(old: dict[str, Any] | None, new: Record) -> dict[str, Any]:
     """`new` merged into an older record of the same device: its rows replace older ones, all other rows stay as they are."""
-    result = asdict(new)
+    result = new.as_dict()
     if old is None:
         return result
     rows = {identity(row): row for row in [*old["rows"], *result["rows"]]}
@@ -140,13 +151,10 @@ def identity(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def origin(row: dict[str, Any], record: dict[str, Any]) -> str:
-    """The differences of a row's run from the newest run, for tables: " (2026-11-21, commit 5f46087, older)"; "" for none."""
-    from minllm.bench.kernel_keys import is_older
-
+    """The differences of a row's run from the newest run, for tables: " (2026-11-21, commit 5f46087)"; "" for none."""
     same_run = (row["date"], row["commit"]) == (record["date"], record["commit"])
     words = [] if same_run else [row["date"], f"commit {row['commit'][:7]}"]
     words += [row["note"]] if row.get("note") else []
-    words += ["older"] if is_older(row["benchmark"], row["variant"], row["key"], row["case"]) else []
     return f" ({', '.join(words)})" if words else ""
 
 

@@ -7,6 +7,7 @@ These functions generate, from docs/results/h200.json, the tables between two ma
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from minllm.bench.record import origin
 from minllm.bench.row_command import commands_of
@@ -49,20 +50,44 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def line(row: dict, name: str) -> str:
-    """One table row: name, value, share of the limit, peer, ratio."""
-    share = "" if row["of_limit"] is None else f"{100 * row['of_limit']:.0f} %"
+def share(row: Mapping[str, Any], record: Mapping[str, Any]) -> float | None:
+    """A row's share of the hardware's limit: of the record's one ceiling if it is a rate of that kind; None without a limit."""
+    ceiling = record["ceilings"].get({"TB/s": "copy_tb_s", "TFLOP/s": "bf16_tflops"}.get(row["unit"], ""))
+    return row["value"] / ceiling if ceiling and row["of_limit"] is not None else row["of_limit"]
+
+
+def spread(row: Mapping[str, Any]) -> str:
+    """The range of several processes, as text: " (3,890 to 3,921)"; "" for one process."""
+    return f" ({number(row['low'])} to {number(row['high'])})" if row.get("low") is not None else ""
+
+
+def cells(row: Mapping[str, Any], record: Mapping[str, Any], metrics: Sequence[str] = ()) -> list[str]:
+    """The cells of a row behind its name: value, share of the limit, peer, ratio, further metrics."""
+    of_limit = share(row, record)
+    percent = "" if of_limit is None else f"{100 * of_limit:.0f} %"
     peer = "" if row["peer_value"] is None else f"{row['peer']} {number(row['peer_value'])}"
     ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    return f"| {name} | {number(row['value'])} {row['unit']} | {share} | {peer} | {ratio} |"
+    return [
+        f"{number(row['value'])}{spread(row)} {row['unit']}",
+        percent,
+        peer,
+        ratio,
+        *(number(row.get("metrics", {}).get(m)) for m in metrics),
+    ]
 
 
-OLDER = (
-    'A row marked "older" was measured before its kernel last changed: its key, a hash of the kernels that it launched, is not that of '
-    "today's source. Rows recorded before keys existed have the key of their commit's source; if it could not be computed, the row counts "
-    "as older."
-)
-HEADER = "| | measured | of the limit | peer, in the same run | ratio of speeds |\n| --- | --- | --- | --- | --- |"
+HEADINGS = ("measured", "of the limit", "peer, in the same run", "ratio of speeds")
+
+
+def table(rows: Mapping[str, dict], record: Mapping[str, Any]) -> str:
+    """The table of {name: row}, without the columns that no row fills."""
+    metrics = list(dict.fromkeys(name for row in rows.values() for name in row.get("metrics", {})))
+    every = {name: cells(row, record, metrics) for name, row in rows.items()}
+    filled = [i for i in range(len(HEADINGS) + len(metrics)) if i == 0 or any(one[i] for one in every.values())]
+    headings = [*HEADINGS, *metrics]
+    lines = [["", *(headings[i] for i in filled)], ["---"] * (1 + len(filled))]
+    lines += [[name, *(one[i] for i in filled)] for name, one in every.items()]
+    return "\n".join(f"| {' | '.join(one)} |" for one in lines)
 
 
 # docs/assets/javascripts/results-filter.js puts its fields here
@@ -70,32 +95,25 @@ FILTER = '<div class="interactive" id="results-filter"><noscript>Every table bel
 
 
 def provenance(record: dict) -> str:
-    """Machine, date, packages and command, as text."""
+    """Machine, date, packages and ceilings, as text."""
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
     return (
-        f"One {record['device']}, driver {record['driver']}, {record['date']}, commit {record['commit']} ({packages}), by "
-        f"`python tools/record.py`; rows of other runs name theirs. {OLDER} "
-        f"Limits were measured in the same run: a copy moves {record['ceilings']['copy_tb_s']:.2f} TB/s, "
-        f"cuBLAS multiplies at {record['ceilings']['bf16_tflops']:.0f} TFLOP/s in bfloat16."
+        f"One {record['device']}, driver {record['driver']}, {record['date']}, commit {record['commit']} ({packages}); rows of other runs "
+        f"name theirs. A copy moves {record['ceilings']['copy_tb_s']:.2f} TB/s, cuBLAS multiplies at "
+        f"{record['ceilings']['bf16_tflops']:.0f} TFLOP/s in bfloat16."
     )
 
 
 def short_table(record: dict) -> str:
-    """The few rows of SHORT."""
-    lines = []
-    for benchmark, case, variant, name in SHORT:
-        row = recorded_in(record, benchmark, case, variant)
-        lines.append(line(row, name + origin(row, record)))
-    return "\n".join([HEADER, *lines, "", provenance(record)])
+    """The few rows of SHORT that the record has."""
+    found = ((name, recorded_in(record, benchmark, case, variant)) for benchmark, case, variant, name in SHORT)
+    return f"{table({name + origin(row, record): row for name, row in found if row}, record)}\n\n{provenance(record)}"
 
 
-def recorded_in(record: dict, benchmark: str, case: str, variant: str) -> dict:
-    """The first row of a benchmark and variant whose case begins so, float32 left out."""
-    return next(
-        row
-        for row in record["rows"]
-        if row["benchmark"] == benchmark and row["case"].startswith(case) and row["variant"] == variant and "float32" not in row["case"]
-    )
+def recorded_in(record: dict, benchmark: str, case: str, variant: str) -> dict | None:
+    """The first row of a benchmark and variant whose case begins so, float32 left out; None if there is none."""
+    found = (row for row in record["rows"] if (row["benchmark"], row["variant"]) == (benchmark, variant))
+    return next((row for row in found if row["case"].startswith(case) and "float32" not in row["case"]), None)
 
 
 # The sections of the results page: (title, prefixes of its benchmarks). A benchmark belongs to the first section that matches.
@@ -124,10 +142,10 @@ def anchor(benchmark: str) -> str:
 
 def folded(benchmark: str, rows: Sequence[dict], record: dict) -> str:
     """The rows of a benchmark as a collapsed table."""
-    lines = [line(row, f"{row['case']}, {row['variant']}{origin(row, record)}") for row in rows]
+    shown = table({f"{row['case']}, {row['variant']}{origin(row, record)}": row for row in rows}, record)
     title = f"{benchmark[0].upper()}{benchmark[1:]}: {len(rows)} row{'s' if len(rows) > 1 else ''}"
     head = f'<details class="result-rows" id="{anchor(benchmark)}" markdown="1">\n<summary>{title}</summary>'
-    return "\n".join([head, "", HEADER, *lines, "", *measured_by(benchmark, rows), "", "</details>"])
+    return "\n".join([head, "", shown, "", *measured_by(benchmark, rows), "", "</details>"])
 
 
 def measured_by(benchmark: str, rows: Sequence[dict]) -> list[str]:

@@ -17,7 +17,6 @@ GRAPH_SECONDS = 2e-3  # approximate duration of one replay
 WARM_UP, REPLAYS = 3, 20
 SECONDS = 0.2  # total time for launches that are not replayed
 FEWEST, MOST = 7, 50
-ROUNDS = 2  # number of times that each contender is measured, alternating with the others
 REST = 0.1  # seconds of pause before each measurement of contenders, so that the GPU cools down
 CACHES_TO_FILL = 4  # total size of all input sets, relative to the L2 cache
 
@@ -86,16 +85,16 @@ def median_seconds(launches: Sequence[Call], clock: Clock) -> float:
 
 
 def medians_in_turn(contenders: Sequence[tuple[Sequence[Call], Clock]]) -> list[float]:
-    """Median seconds per launch for each (launches, clock), measured alternately in several rounds.
+    """Median seconds per launch for each (launches, clock), measured in balanced order: the second round is the first reversed.
 
-    A GPU at its power limit lowers its clock, which would penalise the last contender. Alternation and pauses give all the same clocks.
+    A GPU at its power limit lowers its clock, which would penalise the last contender. The order and pauses give all the same clocks.
     """
     samplers = [sampler(*contender) for contender in contenders]
     found: list[list[float]] = [[] for _ in samplers]
-    for _ in range(ROUNDS):
-        for samples, sample in zip(found, samplers, strict=True):
-            time.sleep(REST if len(samplers) > 1 else 0)
-            samples.extend(sample())
+    forward = list(zip(found, samplers, strict=True))
+    for samples, sample in [*forward, *reversed(forward)]:
+        time.sleep(REST if len(samplers) > 1 else 0)
+        samples.extend(sample())
     return [statistics.median(samples) for samples in found]
 
 

@@ -1,7 +1,7 @@
 """Recorded measurements for lessons without a GPU, always with machine, date, commit and the command that measures them.
 
 The records are docs/results/*.json of the repository; an installed package has them in minllm/data/results. A row is *older* if its kernel
-has changed since it was measured: it may not be compared with a newer one (`comparable`, `parts_of`), and docs/results.md marks it.
+has changed since it was measured: it may not be compared with a newer one (`comparable`, `parts_of`).
 """
 
 import functools
@@ -24,7 +24,7 @@ _taken: dict[str, dict["Measurement", None]] = {}  # {cell: the rows that it too
 class Measurement:
     """One row of a record, with machine, date and commit.
 
-    `limit` and `peer_value` are also in `unit`, or None.
+    `limit` and `peer_value` are also in `unit`, or None. metrics: what the same run measured besides, by name.
     """
 
     benchmark: str
@@ -40,6 +40,7 @@ class Measurement:
     date: str
     commit: str
     key: str | None
+    metrics: Mapping[str, float] = field(default_factory=dict, compare=False)
     cell: str = field(default="", compare=False)  # the cell of a lesson that shows this row beside others
 
     @property
@@ -123,7 +124,7 @@ def recorded(benchmark: str, case: str = "", variant: str | None = None, record:
         )
     place = sys._getframe(1).f_code.co_filename
     cell = place if NOTEBOOK in place and not listed else ""
-    rows = [Measurement(**{name: row[name] for name in Measurement.__match_args__ if name != "cell"}, cell=cell) for row in found]
+    rows = [Measurement(**{name: row[name] for name in Measurement.__match_args__ if name in row}, cell=cell) for row in found]
     if cell:
         _taken[cell] = {**_taken.get(cell, {}), **dict.fromkeys(rows)}
         comparable(*_taken[cell])

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ def row(wanted, value, **fields):
 
 def a_run(device, *rows):
     """The record of a run on a device."""
-    return asdict(Record(device, "580", "2026-01-02", "0123456789ab", {"torch": "2.11.0"}, {}, list(rows)))
+    return Record(device, "580", "2026-01-02", "0123456789ab", {"torch": "2.11.0"}, {}, list(rows)).as_dict()
 
 
 def test_the_readme_shows_the_run():

@@ -253,26 +253,6 @@ def test_rows_have_the_format_and_hold_shares_in_speed():
     assert found("sampling", "advance", "64 rows").row(2e-6, 0.0, CEILINGS).limit is None
 
 
-def test_a_product_of_cublas_that_beats_the_ceiling_is_the_ceiling():
-    product = found("matmul", "tensor_core", "4096x4096x4096").row(1e-3, 0.0, CEILINGS, "torch cuBLAS", 1.5e-4, 0.0)
-    copy = found("kv", "append", "65536").row(2e-4, 0.0, CEILINGS)
-    ceilings, rows = kernels.with_reached_ceilings(CEILINGS, [product, copy])
-    assert ceilings == {**CEILINGS, "bf16_tflops": product.peer_value} and product.peer_value > CEILINGS["bf16_tflops"]
-    assert rows == [replace(product, limit=product.peer_value, of_limit=rounded(product.value / product.peer_value)), copy]
-    slower = replace(product, peer_value=700.0)
-    assert kernels.with_reached_ceilings(CEILINGS, [slower]) == (CEILINGS, [slower])
-
-
-def test_a_kernel_that_reads_faster_than_a_copy_raises_the_limits_of_its_run():
-    copy = found("kv", "append", "65536").row(2e-4, 0.0, CEILINGS)
-    fast = replace(copy, value=4.2, of_limit=1.05, peer_value=4.4)
-    time = found("sampling", "greedy", "64x128256").row(20e-6, 0.0, CEILINGS)
-    ceilings, rows = kernels.with_reached_ceilings(CEILINGS, [fast, time])
-    assert ceilings == CEILINGS
-    assert rows[0] == replace(fast, limit=4.4, of_limit=rounded(4.2 / 4.4))
-    assert rows[1].limit == rounded(time.limit * 4.0 / 4.4) and rows[1].of_limit == rounded(rows[1].limit / 20)
-
-
 def test_cases_are_chosen_by_the_beginning_of_their_names():
     (gemm,) = kernels.chosen_cases((), ["matmul, 8192x8192x8192, bfloat16, wgmma"])
     assert gemm.name == "matmul, 8192x8192x8192, bfloat16, wgmma"

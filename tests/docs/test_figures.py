@@ -66,11 +66,12 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
 
 def recorded():
     """{kind: the recorded numbers of this kind, ascending}."""
-    found = {"B/s": [RECORD["ceilings"]["copy_tb_s"] * 1e12], "FLOP/s": [RECORD["ceilings"]["bf16_tflops"] * 1e12]}
+    found = {"B/s": [RECORD["ceilings"]["copy_tb_s"] * 1e12], "FLOP/s": [RECORD["ceilings"]["bf16_tflops"] * 1e12], "s": []}
     for row in RECORD["rows"]:
         kind, scale = UNITS.get(row["unit"], (None, None))
         if kind:
             found.setdefault(kind, []).extend(row[name] * scale for name in ("value", "peer_value", "limit") if row[name])
+        found["s"] += [1e-3 * value for name, value in row.get("metrics", {}).items() if name.endswith("_ms")]
     return {kind: sorted(numbers) for kind, numbers in found.items()}
 
 

@@ -1,2 +1,2 @@
 /* Whether the filter of the page of results shows rows. */
-export const answer = ({ matches }, tables, cases) => cases.map(({ row, words, current }) => matches(row, words, current));
+export const answer = ({ matches }, tables, cases) => cases.map(({ row, words }) => matches(row, words));

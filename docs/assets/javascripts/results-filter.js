@@ -1,18 +1,18 @@
 /* The page of results: all of its rows behind a filter. The tables are in the page; this hides the rows that nobody asked for. */
 
 import { keepInAddress } from "./address-state.js";
-import { check, choice, element, text } from "./form-fields.js";
+import { choice, element, text } from "./form-fields.js";
 
 const OPEN = 120; // tables open by themselves while no more rows than this match
 
 // Whether a row's text has all of the words; a number is met by that number alone, so that "batch 1" is not "batch 16".
-export function matches(rowText, words, onlyCurrent) {
+export function matches(rowText, words) {
   const lower = rowText.toLowerCase();
   const has = (word) => {
     if (!/^[\d.]+$/.test(word)) return lower.includes(word);
     return new RegExp(`(?<![\\d.])${word.replaceAll(".", "\\.")}(?![\\d.]*\\d)`).test(lower);
   };
-  return words.toLowerCase().split(/[\s,]+/).filter(Boolean).every(has) && !(onlyCurrent && /\([^)]*\bolder\)/.test(lower));
+  return words.toLowerCase().split(/[\s,]+/).filter(Boolean).every(has);
 }
 
 const plural = (count) => `${count.toLocaleString("en")} row${count === 1 ? "" : "s"}`;
@@ -31,12 +31,12 @@ function start(place) {
   }
   const all = tables.reduce((sum, { rows }) => sum + rows.length, 0), said = element("p", { class: "verdict", role: "status" });
   const show = () => {
-    const benchmark = fields.benchmark.value(), words = fields.words.value(), onlyCurrent = fields.current.value(), asked = Boolean(benchmark || words.trim() || onlyCurrent);
+    const benchmark = fields.benchmark.value(), words = fields.words.value(), asked = Boolean(benchmark || words.trim());
     let found = 0;
     for (const table of tables) {
       table.found = 0;
       for (const one of table.rows) {
-        const shown = (!benchmark || benchmark === table.node.id) && matches(`${table.name} ${one.text}`, words, onlyCurrent);
+        const shown = (!benchmark || benchmark === table.node.id) && matches(`${table.name} ${one.text}`, words);
         one.row.hidden = !shown;
         table.found += shown;
       }
@@ -56,7 +56,6 @@ function start(place) {
   const fields = {
     benchmark: choice("benchmark", "Benchmark", [["", "all"], ...tables.map(({ node, name }) => [node.id, name])], "", show),
     words: text("words", "Words that a row has", "for example 8b batch 16", show),
-    current: check("current", "only rows of today's kernels", false, show),
   };
   const address = keepInAddress(fields);
   const refused = element("p", { class: "bad", role: "alert" }, address.read());

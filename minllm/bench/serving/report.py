@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
@@ -15,6 +14,15 @@ LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 COLUMNS = "{:<22}{:<16}{:>14}{:>12}{:>11}{:>11}{:>10}{:>10}{:>10}{:>11}"
 HEADINGS = ("", "rate", "completed", "tokens/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p99", "goodput", "preempted")
 STATISTICS = ("mean", "p50", "p95", "p99")
+# the names that these metrics have in vLLM's result file too
+SAME_NAMES = (
+    "duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput", "request_goodput",
+    "output_throughput", "total_token_throughput",
+)  # fmt: skip
+RECORDED = (
+    "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "p99_itl_ms", "p99_e2el_ms", "request_throughput",
+    "request_goodput", "num_preemptions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,34 +90,21 @@ def detail_table(result: Result) -> Table:
 
 
 def rows(result: Result) -> list[Row]:
-    """The run as rows of a record: rates and latencies with the peer's, then its trace.
-
-    ratio: minllm's speed over the peer's.
-    """
+    """The run as a row of a record, the output throughput, with its latencies by the names of `json_line`; then the rows of its trace."""
     metrics, peer = result.metrics, result.peer_metrics
-    found = [_row(result, "serving throughput", metrics.output_throughput, "tokens/s", peer.output_throughput if peer else None)]
-    found.append(_row(result, "serving requests", metrics.request_throughput, "requests/s", peer.request_throughput if peer else None))
-    if metrics.request_goodput is not None:
-        found.append(_row(result, "serving goodput", metrics.request_goodput, "requests/s", peer.request_goodput if peer else None))
-    for latency, statistic in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("itl", "p99"), ("e2el", "p99")):
-        value, of_peer = _statistic(metrics, latency, statistic), _statistic(peer, latency, statistic)
-        if value is not None:
-            found.append(_row(result, f"serving {LATENCIES[latency]} {statistic}", value, "ms", of_peer))
-    found.append(Row("serving preemptions", result.name, result.variant, metrics.num_preemptions, "preemptions"))
-    return found + profile_rows(result.traced or [], result.name, result.variant)
+    rate = metrics.output_throughput
+    compared = {}
+    if peer is not None:
+        of_peer = peer.output_throughput
+        compared = dict(peer=result.peer, peer_value=_rounded(of_peer), ratio=round(rate / of_peer, 3) if of_peer else None)
+    found = {name: value for name, value in vllm_values(metrics).items() if name in RECORDED and value is not None}
+    row = Row("serving throughput", result.name, result.variant, _rounded(rate), "tokens/s", **compared, metrics=found)
+    return [row, *profile_rows(result.traced or [], result.name, result.variant)]
 
 
-def _statistic(metrics: ServingMetrics | None, latency: str, statistic: str) -> float | None:
-    distribution: Distribution | None = getattr(metrics, latency, None)
+def _statistic(metrics: ServingMetrics, latency: str, statistic: str) -> float | None:
+    distribution: Distribution | None = getattr(metrics, latency)
     return getattr(distribution, statistic) if distribution else None
-
-
-def _row(result: Result, benchmark: str, value: float, unit: str, of_peer: float | None) -> Row:
-    ratio = None
-    if of_peer and value:
-        ratio = round(of_peer / value if unit == "ms" else value / of_peer, 3)
-    peer = {} if of_peer is None else dict(peer=result.peer, peer_value=_rounded(of_peer), ratio=ratio)
-    return Row(benchmark, result.name, result.variant, _rounded(value), unit, **peer)
 
 
 def _rounded(value: float) -> float:
@@ -117,26 +112,19 @@ def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def json_line(result: Result) -> str:
-    """The run on one line, with the keys of vLLM's result file."""
-    metrics = result.metrics
-    values: dict[str, Any] = dict(
-        case=result.case,
-        variant=result.variant,
-        request_rate="inf" if result.rate == float("inf") else result.rate,
-        duration=metrics.duration,
-        completed=metrics.completed,
-        failed=metrics.failed,
-        total_input_tokens=metrics.total_input_tokens,
-        total_output_tokens=metrics.total_output_tokens,
-        request_throughput=metrics.request_throughput,
-        request_goodput=metrics.request_goodput,
-        output_throughput=metrics.output_throughput,
-        total_token_throughput=metrics.total_token_throughput,
-    )
+def vllm_values(metrics: ServingMetrics) -> dict[str, float | None]:
+    """The metrics by the names of vLLM's result file; latencies without a value are left out."""
+    values: dict[str, float | None] = {name: getattr(metrics, name) for name in SAME_NAMES}
     for name in LATENCIES:
         latency = getattr(metrics, name)
         for statistic in STATISTICS if latency else ():
             values[f"{'median' if statistic == 'p50' else statistic}_{name}_ms"] = getattr(latency, statistic)
     values |= dict(num_preemptions=metrics.num_preemptions, prefix_cache_hit_rate=metrics.prefix_cache_hit_rate)
-    return json.dumps({name: _rounded(value) if isinstance(value, float) else value for name, value in values.items()}, ensure_ascii=False)
+    return {name: _rounded(value) if isinstance(value, float) else value for name, value in values.items()}
+
+
+def json_line(result: Result) -> str:
+    """The run on one line, with the keys of vLLM's result file."""
+    rate = "inf" if result.rate == float("inf") else result.rate
+    values = dict(case=result.case, variant=result.variant, request_rate=rate, **vllm_values(result.metrics))
+    return json.dumps(values, ensure_ascii=False)

@@ -38,16 +38,14 @@ def table(steps: Sequence[TracedStep], title: str) -> Table:
 
 
 def rows(steps: Sequence[TracedStep], case: str, variant: str) -> list[Row]:
-    """Rows for each kind of step: the share of time without a kernel, the time of kernels, and the shares of the stages in it."""
+    """A row for each kind of step: the milliseconds of its kernels, with the share of every stage in them, and of the step without any."""
     found = []
     for kind, steps_of_kind in steps_by_kind(steps).items():
         summary = StepSummary.of(steps_of_kind)
-        idle = 100 * (summary.idle_between + summary.idle_within) / summary.time
-        found.append(Row(f"serving, GPU idle, {kind} steps", case, variant, rounded(idle), "%"))
-        benchmark, traced = f"serving, {kind} step by stage", f"{case}, {variant}"
-        found.append(Row(benchmark, traced, "time of kernels", rounded(summary.kernels / 1e3), "ms"))
-        shares = {stage: 100 * summary.stages[stage] / summary.kernels for stage in ORDER if stage in summary.stages}
-        found += [Row(benchmark, traced, stage, round(share, 1), "%") for stage, share in shares.items()]
+        shares = {stage: round(100 * summary.stages[stage] / summary.kernels, 1) for stage in ORDER if stage in summary.stages}
+        shares["no kernel"] = rounded(100 * (summary.idle_between + summary.idle_within) / summary.time)
+        percent = {f"{name}, %": share for name, share in shares.items()}
+        found.append(Row(f"serving, {kind} step by stage", case, variant, rounded(summary.kernels / 1e3), "ms", metrics=percent))
     return found
 
 
