@@ -5,11 +5,8 @@ python tools/measure_lessons.py --only copy --json FILE     one part, also writt
 
 copy        a float32 matrix copied with warps along its rows, and down its columns: the cost of uncoalesced accesses
 cache       a GEMV whose matrix fits the L2 cache, with the same matrix each time, and with many matrices in turn
-launch      host microseconds per launch, as `minllm bench launch` measures them, and of a whole decode step of a 1B shape, as
-            `minllm bench step` does, with dependent launch and without
 splits      decode attention of one sequence of 8,192 keys by split_kv, for several numbers of splits, and by split_tensor_core's own plan
-batch       milliseconds of a decode step of an 8B shape with random weights, for several batches
-length      milliseconds to the first token of that shape for prompts of several lengths, and of a decode step after each
+length      milliseconds to the first token of an 8B shape for prompts of several lengths, and of a decode step after each
 """
 
 import argparse
@@ -25,9 +22,7 @@ import numpy as np
 from minllm.bench.ceilings import copy_tb_s
 from minllm.bench.generate import write_shape
 from minllm.bench.kernel_case import BFLOAT16, rounded
-from minllm.bench.launch import rows as launch_rows
 from minllm.bench.record import Row, new_record, write_json
-from minllm.bench.step import StepBench
 from minllm.bench.timing import CudaClock, input_sets, median_seconds
 from minllm.catalogue.noise import Noise
 from minllm.course.copies import copy
@@ -41,11 +36,10 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.runtime.device import current_device
 
 SIDE = 16384  # side of the copied matrix: 1 GiB in float32
-MODEL, SMALL_MODEL = "llama-3.1-8b", "llama-3.2-1b"
-PROMPT, NEW, REPEATS = 128, 33, 3
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-SPLITS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 49, 50, 56, 64, 72, 80, 88, 96, 112, 128)
-LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
+MODEL = "llama-3.1-8b"
+NEW, REPEATS = 33, 3
+SPLITS = (1, 2, 4, 8, 16, 32, 56, 128)
+LENGTHS = (64, 512, 4096)
 
 
 def copy_rows(ops: CudaOps, clock: CudaClock) -> Iterator[Row]:
@@ -88,38 +82,32 @@ def splits_rows(ops: CudaOps, clock: CudaClock, cache_bytes: int) -> Iterator[Ro
         yield Row("splits", case, variant, rounded(cache.nbytes / median_seconds(launches, clock) / 1e12), "TB/s")
 
 
-def timed_ms(llm: LLM, batch: int, prompt: int) -> tuple[float, float]:
-    """Milliseconds to the first token and per decode step, for `batch` random prompts of `prompt` tokens: medians after a warm-up."""
-    random = np.random.default_rng(0)
-    prompts = [random.integers(0, llm.engine.model.config.vocab_size, prompt).tolist() for _ in range(batch)]
+def timed_ms(llm: LLM, length: int) -> tuple[float, float]:
+    """Milliseconds to the first token and per decode step, for a random prompt of `length` tokens: medians after a warm-up."""
+    prompt = np.random.default_rng(0).integers(0, llm.engine.model.config.vocab_size, length).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
-    llm.generate(prompts, params)
-    runs = [[output.metrics for output in llm.generate(prompts, params)] for _ in range(REPEATS)]
-    first = statistics.median(max(one.time_to_first_token for one in run) for run in runs)
-    step = statistics.median(statistics.median(one.decode_seconds for one in run) for run in runs) / (NEW - 1)
-    return 1e3 * first, 1e3 * step
+    llm.generate(prompt, params)
+    runs = [llm.generate(prompt, params)[0].metrics for _ in range(REPEATS)]
+    first, decode = (statistics.median(getattr(run, name) for run in runs) for name in ("time_to_first_token", "decode_seconds"))
+    return 1e3 * first, 1e3 * decode / (NEW - 1)
 
 
-def model_rows() -> Iterator[Row]:
-    """Prefill and decode steps by length; decode steps by batch."""
-    name = f"{MODEL} (random weights)"
+def length_rows() -> Iterator[Row]:
+    """Prefill and decode steps by length."""
     options = dict(load_format="dummy", device="cuda", dtype="bfloat16", max_model_len=max(LENGTHS) + NEW)
     with tempfile.TemporaryDirectory() as directory:
         write_shape(Path(directory), SHAPES[MODEL])
         with LLM(directory, **options) as llm:
             for length in LENGTHS:
-                first, step = timed_ms(llm, 1, length)
-                yield Row("length", f"{name}, prompt {length}, new {NEW}", "first token", rounded(first), "ms")
-                yield Row("length", f"{name}, prompt {length}, new {NEW}", "decode step", rounded(step), "ms")
-            for batch in BATCHES:
-                _, step = timed_ms(llm, batch, PROMPT)
-                yield Row("batch", f"{name}, batch {batch}, prompt {PROMPT}, new {NEW}", "decode step", rounded(step), "ms")
+                case = f"{MODEL} (random weights), prompt {length}, new {NEW}"
+                for variant, milliseconds in zip(("first token", "decode step"), timed_ms(llm, length), strict=True):
+                    yield Row("length", case, variant, rounded(milliseconds), "ms")
 
 
 def main() -> int:
     """Measure everything, or a part, and write the record, anew after each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=("copy", "cache", "splits", "launch", "model"), help="may be repeated")
+    parser.add_argument("--only", action="append", choices=("copy", "cache", "splits", "length"), help="may be repeated")
     parser.add_argument("--json", type=Path, help="the file to write the record into")
     options = parser.parse_args()
     device, ops, clock = current_device(), CudaOps(), CudaClock()
@@ -128,8 +116,7 @@ def main() -> int:
         "copy": lambda: copy_rows(ops, clock),
         "cache": lambda: cache_rows(ops, clock, device.l2_bytes),
         "splits": lambda: splits_rows(ops, clock, device.l2_bytes),
-        "launch": lambda: (*launch_rows(ops), *StepBench(SMALL_MODEL, ops, clock, 1, 2048, ceilings).decode_rows(1024, parts=False)),
-        "model": model_rows,
+        "length": length_rows,
     }
     rows = []
     for name in options.only or parts:

@@ -6,16 +6,12 @@
     top-1           the share of positions with an unchanged likeliest next token
 
 Weights and activations are the same; only the cache differs, and every format reads the same windows of text. All keys and values that a
-token sees have passed through the cache, including those of its own chunk. There are two models: the bundled one, trained on similar text,
-and one with random weights and the heads of Llama 3.1 8B; its perplexity is meaningless, but its logits show the formats on heads of 128.
+token sees have passed through the cache, including those of its own chunk. The model is the bundled one, trained on similar text.
 
 A row's variant is the format's name, with a residual window also its number of tokens: "int4, window 128".
 """
 
-import json
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,18 +31,9 @@ from minllm.engine.scoring import Scorer, windows
 from minllm.kernels.quantization.formats import CHANNEL_FORMATS, TOKEN_FORMATS
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.kernels.sampling.log_probabilities import log_softmax
-from minllm.models.source import bundled_model
 
-RANDOM = "random weights, heads of Llama 3.1 8B, 2 layers"
-RANDOM_TOKENS = 1024
-LLAMA_3_1_8B_HEADS = dict(
-    architectures=["LlamaForCausalLM"], model_type="llama", dtype="bfloat16", vocab_size=4096, hidden_size=4096, intermediate_size=2048,
-    num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=2048, rms_norm_eps=1e-5,
-    rope_theta=500000.0, tie_word_embeddings=True,
-)  # fmt: skip
 BENCHMARK = "KV cache accuracy"
-WINDOWS = {"int8": (128,), "int4": (32, 128), "fp8_e4m3": (32, 128, 256), "fp8_e5m2": (128,), "kivi_int4": (32, 128, 256)}
-CACHES = (*((name, 0) for name in TOKEN_FORMATS), *((name, window) for name, windows in WINDOWS.items() for window in windows))
+CACHES = (*((name, 0) for name in TOKEN_FORMATS), ("int4", 128), ("fp8_e4m3", 256), ("kivi_int4", 128))  # (format, residual window)
 
 
 @dataclass
@@ -90,34 +77,20 @@ class Comparison:
 
 
 def run(options: dict[str, Any], tokens: int | None, json_file: Path | None) -> None:
-    """Measure both models and print; if `json_file` is given, write the record.
+    """Measure the bundled model and print; if `json_file` is given, write the record.
 
-    options: those of LLM(). tokens: number of text tokens that the bundled model reads; None for all.
+    options: those of LLM(). tokens: number of tokens of held-out text to read; None for all.
     """
     out = sys.stderr if str(json_file) == "-" else sys.stdout
-    measured = []
-    for name, directory, extra, most in models():
-        with LLM(directory, max_num_seqs=1, progress=sys.stderr.isatty(), **extra, **options) as llm:
-            token_ids = llm.tokenizer.encode(held_out_text())[: most if tokens is None or most is not None else tokens]
-            compared = compare(llm, token_ids)
-            device = device_of(llm)
-        for row in rows(name, len(token_ids), str(llm.options.dtype), compared):
-            print(f"{row.variant}: {row.value} {row.unit} ({row.case})", file=out, flush=True)
-            measured.append(row)
+    with LLM(max_num_seqs=1, progress=sys.stderr.isatty(), **options) as llm:
+        token_ids = llm.tokenizer.encode(held_out_text())[:tokens]
+        compared = compare(llm, token_ids)
+        device = device_of(llm)
+    measured = rows("bundled", len(token_ids), str(llm.options.dtype), compared)
+    for row in measured:
+        print(f"{row.variant}: {row.value} {row.unit} ({row.case})", file=out, flush=True)
     if json_file is not None:
         write_json(json_file, new_record(device, {"copy_tb_s": None, "bf16_tflops": None}, measured))
-
-
-def models() -> Iterator[tuple[str, Path, dict[str, Any], int | None]]:
-    """Yields (name, directory, further options of LLM(), maximum number of tokens to read) for the two models."""
-    bundled = bundled_model()
-    yield "bundled", bundled, {}, None
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        (directory / "config.json").write_text(json.dumps(LLAMA_3_1_8B_HEADS), encoding="utf-8")
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (directory / name).write_bytes((bundled / name).read_bytes())
-        yield RANDOM, directory, dict(load_format="dummy"), RANDOM_TOKENS
 
 
 def compare(llm: LLM, token_ids: list[int], caches: tuple[tuple[str, int], ...] = CACHES) -> dict[str, Comparison]:

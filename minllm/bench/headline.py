@@ -1,7 +1,8 @@
 """The README's six rows: one run on one card, docs/assets/speed.json. The README's table, its chart and the site's first page show them.
 
-`python tools/headline.py` measures them, PyTorch's kernels in the same processes. vLLM is measured elsewhere (frameworks_table), on one
-kind of card, so it is shown only beside runs on that kind, and only for whole serving runs, which include the host's work on both sides.
+`python tools/record.py` measures them with the rest of the record, PyTorch's kernels in the same processes. vLLM is measured elsewhere
+(frameworks_table), on one kind of card, so it is shown only beside runs on that kind, and only for whole serving runs, which include the
+host's work on both sides.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from minllm.bench.frameworks_table import COMPARED, VLLM_DATE, VLLM_DEVICE, recorded_row
 from minllm.bench.results_table import HEADS, number, share
 
-COMMAND = "python tools/headline.py"
+COMMAND = "python tools/record.py"
 Run = Mapping[str, Any]  # a record, as in minllm.bench.record
 
 
@@ -50,10 +51,7 @@ HEADER = "| | minllm | of the limit | peer | minllm's speed over the peer's |\n|
 
 def found(run: Run, wanted: Wanted) -> dict | None:
     """The run's row for a measurement, the fastest of its variants, beside vLLM if that was measured; None if the run has no such row."""
-    rows = [
-        row for row in run["rows"]
-        if row["benchmark"] == wanted.benchmark and row["case"].startswith(wanted.case) and wanted.variant in (None, row["variant"])
-    ]  # fmt: skip
+    rows = [row for row in run["rows"] if measured(row, wanted)]
     if not rows:
         return None
     row = max(rows, key=lambda one: one["value"]) if wanted.variant is None else rows[0]
@@ -70,9 +68,18 @@ def rows_of(run: Run) -> dict[str, list[tuple[Wanted, dict]]]:
     return {name: rows for name, rows in every.items() if rows}
 
 
-def missing(run: Run) -> list[str]:
-    """The names of the measurements that the run lacks."""
-    return [wanted.bar for line in HEADLINE.values() for wanted in line if found(run, wanted) is None]
+def headline_rows(run: Run) -> list[dict]:
+    """The rows of a record that the README shows, as they were measured. Raises LookupError if one is missing."""
+    wanted = [one for line in HEADLINE.values() for one in line]
+    lacking = [one.bar for one in wanted if found(run, one) is None]
+    if lacking:
+        raise LookupError(f"the record has no row for {', '.join(lacking)}")
+    return [row for row in run["rows"] if any(measured(row, one) for one in wanted)]
+
+
+def measured(row: Mapping[str, Any], wanted: Wanted) -> bool:
+    """Whether a row is that of a measurement."""
+    return row["benchmark"] == wanted.benchmark and row["case"].startswith(wanted.case) and wanted.variant in (None, row["variant"])
 
 
 def headline_table(run: Run) -> str:

@@ -43,7 +43,7 @@ class KernelCase:
     stage: a folder of minllm/kernels. work: bytes read and written, or FLOPs, per launch, by the formulas in the kernels' docstrings. For
     the unit µs it is the least number of bytes that a launch must read, or 0 if that is meaningless; for tokens of context per second
     (`tokens` per launch) it is the bytes of these tokens. set_bytes: memory that one launch accesses. prepare(ops, noise, sets): makes the
-    arrays with the given CudaOps. peers: names from torch_peers.PEERS.
+    arrays with the given CudaOps. peers: names from torch_peers.PEERS. for_tuning: the record does without it.
     """
 
     stage: str
@@ -58,6 +58,7 @@ class KernelCase:
     peers: tuple[str, ...] = ()
     tolerance: float | None = None
     tokens: int = 0
+    for_tuning: bool = False
 
     @property
     def name(self) -> str:
@@ -176,6 +177,7 @@ def case_of(row: Measured) -> KernelCase:
     return KernelCase(
         row.stage or launch.stage, row.benchmark or launch.stage, row.case, row.variant, launch.dtype, row.unit, default(row.work),
         default(row.set_bytes), prepare, row.peers, 0.0 if launch.exact is True and row.tolerance is None else row.tolerance, row.tokens,
+        row.for_tuning,
     )  # fmt: skip
 
 

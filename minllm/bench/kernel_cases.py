@@ -2,9 +2,16 @@
 
 from minllm.bench.kernel_case import KernelCase, case_of
 from minllm.catalogue import measured_launches
+from minllm.runtime.dry_run import Signature
 
 # folders of minllm/kernels, and "quantised" for GEMMs with quantised weights
 STAGES = ("matmul", "attention", "embedding", "normalization", "rope", "activation", "kv", "sampling", "slots", "experts", "quantised")
+
+
+def kernels_of_record(compute_capability: tuple[int, int]) -> list[Signature]:
+    """The kernels of the record's cases and of their rivals, to be compiled before they are measured."""
+    launches = [one for row in measured_launches() if not row.for_tuning for one in (row.launch, row.rival) if one]
+    return list(dict.fromkeys(kernel for launch in launches for kernel in launch.kernels(compute_capability)))
 
 
 def kernel_cases(stages: tuple[str, ...] = STAGES) -> list[KernelCase]:

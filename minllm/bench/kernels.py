@@ -23,18 +23,18 @@ COLUMNS = "{:<18} {:<44} {:<27} {:>9} {:<8} {:>9} {:>24} {:>11}"
 HEADINGS = ("benchmark", "case", "kernel", "value", "", "of limit", "of the peer's speed", "error")
 
 
-def run(only: Sequence[str], against: str | None, json_file: Path | None, cases: Sequence[str] = ()) -> bool:
+def run(only: Sequence[str], against: str | None, json_file: Path | None, cases: Sequence[str] = (), tuning: bool = False) -> bool:
     """Measure the stages in `only` (all, if empty), print and write the record; returns success.
 
-    Prints ceilings, rows and one line of JSON. against: "torch" or None. cases: beginnings of the names of the rows to measure (all, if
-    empty). Raises InvalidOptionError for names that do not exist, DeviceError without a GPU.
+    Prints ceilings, rows and one line of JSON. against: "torch" or None. cases: beginnings of the names of the rows to measure; if empty
+    those of the record, and those for tuning if asked for. Raises InvalidOptionError for unknown names, DeviceError without a GPU.
     """
     unknown = [stage for stage in only if stage not in STAGES]
     if unknown:
         raise InvalidOptionError(f"--only {unknown[0]} is not allowed: the stages are {', '.join(STAGES)}.")
     if against not in (None, *PEER_PACKAGES):
         raise InvalidOptionError(f"--against {against} is not allowed: it takes {' or '.join(PEER_PACKAGES)}.")
-    chosen = chosen_cases(only, cases)
+    chosen = chosen_cases(only, cases, tuning)
     from minllm.bench.ceilings import copy_tb_s
     from minllm.ops.cuda_ops import CudaOps
     from minllm.runtime.device import current_device
@@ -70,11 +70,14 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None, cases:
     return not failed
 
 
-def chosen_cases(only: Sequence[str], beginnings: Sequence[str]) -> list[KernelCase]:
-    """The cases of these stages whose names begin so. Raises InvalidOptionError for a beginning that no case has."""
+def chosen_cases(only: Sequence[str], beginnings: Sequence[str], tuning: bool = False) -> list[KernelCase]:
+    """The cases of these stages whose names begin so; without beginnings those of the record, or with `tuning` all.
+
+    Raises InvalidOptionError for a beginning that no case has.
+    """
     every = kernel_cases(tuple(only) or STAGES)
     if not beginnings:
-        return every
+        return [case for case in every if tuning or not case.for_tuning]
     found = {beginning: [case for case in every if case.name.startswith(beginning)] for beginning in beginnings}
     unknown = next((beginning for beginning, cases in found.items() if not cases), None)
     if unknown is not None:

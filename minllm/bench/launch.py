@@ -1,9 +1,7 @@
 """`minllm bench launch`: host cost of a kernel launch, by launch method and arguments.
 
     driver                 cuLaunchKernel with a prepared table of parameters: the lower bound
-    driver, dependent      cuLaunchKernelEx with programmatic dependent launch, also prepared
     minllm                 minllm's launch of a compiled kernel
-    minllm, dependent      the same for a kernel that may start before its predecessor ends
     minllm, with checks    a launcher of the package, rms_norm, which checks shapes and dtypes before it launches
     numba-cuda             Numba's dispatcher
     in a graph             time per node of the replay of a graph of GRAPH_NODES such launches
@@ -26,7 +24,7 @@ from minllm.bench.kernel_case import MICROSECONDS, rounded
 from minllm.bench.record import Row, new_record, write_json
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.ops.protocol import Ops
-from minllm.runtime.kernel import Launch, driver_configuration, kernel
+from minllm.runtime.kernel import Launch, kernel
 from minllm.runtime.parameters import parameter, write_parameters
 
 LAUNCHES, SERIES, WARM_UP = 200, 21, 3  # the launch queue holds a thousand launches
@@ -69,12 +67,10 @@ def rows(ops: Ops) -> Iterator[Row]:
         arrays = [ops.empty((16, 2048), np.float16) for _ in range(count)]
         scalars = () if count == 1 else SCALARS
         case = "1 array" if count == 1 else f"{count} arrays, {len(scalars)} scalars"
-        ours, dependent = (Launch(kernel(function, dependent_launch=early), GRID, BLOCK, ops.stream) for early in (False, True))
-        for way, call in ways(ops, ours, dependent, arrays, scalars):
+        ours = Launch(kernel(function), GRID, BLOCK, ops.stream)
+        for way, call in ways(ops, ours, arrays, scalars):
             yield row(case, way, host_seconds(call, ops.core_stream))
-        for way, launched in (("in a graph", ours), ("in a graph, dependent", dependent)):
-            graph = graph_of(ops, launched, arrays, scalars)
-            yield row(case, way, host_seconds(graph.launch, ops.core_stream) / GRAPH_NODES)
+        yield row(case, "in a graph", host_seconds(graph_of(ops, ours, arrays, scalars).launch, ops.core_stream) / GRAPH_NODES)
     x, residual, out = (ops.empty((16, 2048), np.float16) for _ in range(3))
     weight = ops.empty((2048,), np.float16)
     seconds = host_seconds(lambda: rms_norm(x, weight, out, epsilon=1e-5, residual=residual, stream=ops.stream), ops.core_stream)
@@ -86,20 +82,16 @@ def row(case: str, way: str, seconds: float) -> Row:
     return Row("launch", case, way, rounded(1e6 * seconds), MICROSECONDS)
 
 
-def ways(ops: Ops, ours: Launch, dependent: Launch, arrays: list[Any], scalars: tuple) -> Iterator[tuple[str, Callable[[], None]]]:
+def ways(ops: Ops, ours: Launch, arrays: list[Any], scalars: tuple) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields (name of a launch method, call that launches once)."""
     from cuda.bindings import driver
 
-    for one in (ours, dependent):
-        one(*arrays, *scalars)  # compiles
+    ours(*arrays, *scalars)  # compiles
     types, values = zip(*map(parameter, (*arrays, *scalars)), strict=True)
     table = write_parameters(values)
-    plain_function, dependent_function = (one.kernel.loaded[types].function for one in (ours, dependent))
-    configuration = driver_configuration((GRID, 1, 1), (BLOCK, 1, 1), 0, stream=ops.stream, cluster=None, dependent_launch=True)
-    yield "driver", lambda: driver.cuLaunchKernel(plain_function, GRID, 1, 1, BLOCK, 1, 1, 0, ops.stream, table, 0)
-    yield "driver, dependent", lambda: driver.cuLaunchKernelEx(configuration, dependent_function, table, 0)
+    loaded = ours.kernel.loaded[types].function
+    yield "driver", lambda: driver.cuLaunchKernel(loaded, GRID, 1, 1, BLOCK, 1, 1, 0, ops.stream, table, 0)
     yield "minllm", lambda: ours(*arrays, *scalars)
-    yield "minllm, dependent", lambda: dependent(*arrays, *scalars)
     yield "numba-cuda", numbas_own(ops, ours.kernel.function, arrays, scalars)
 
 

@@ -43,10 +43,13 @@ def load_random_weights(ops, config: ModelConfig, weight_format: WeightFormat | 
 class RandomModel:
     """A model of the shape `name`, or of a ModelConfig, with a cache for `sequences` of `tokens` each."""
 
-    def __init__(self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int, weight_format: WeightFormat | None = None):
+    def __init__(
+        self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int, weight_format: WeightFormat | None = None,
+        weights: ModelWeights | None = None,
+    ):  # fmt: skip
         self.ops, self.noise, self.sequences, self.tokens = ops, noise, sequences, tokens
         self.config = named_config(name) if isinstance(name, str) else name
-        weights = load_random_weights(ops, self.config, weight_format)
+        weights = weights or load_random_weights(ops, self.config, weight_format)
         self.model = Model(self.config, weights, make_rope_tables(ops, self.config, tokens))
         self.blocks_each = -(-tokens // BLOCK_SIZE)
         shape = CacheShape(self.config.num_hidden_layers, BLOCK_SIZE, self.config.num_key_value_heads, self.config.head_dim, ops.dtype)

@@ -12,10 +12,12 @@ those of the newest run. docs/results/h200_step.json holds a single run: a whole
 import contextlib
 import datetime
 import importlib.metadata
+import itertools
 import json
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -135,14 +137,23 @@ def commit() -> str:
         return ""
 
 
-def merged(old: dict[str, Any] | None, new: Record) -> dict[str, Any]:
-    """`new` merged into an older record of the same device: its rows replace older ones, all other rows stay as they are."""
-    result = new.as_dict()
+def merged(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """`new` merged into an older record of the same device: its rows replace older ones, all other rows and ceilings stay as they are."""
     if old is None:
-        return result
-    rows = {identity(row): row for row in [*old["rows"], *result["rows"]]}
-    ceilings = {**old["ceilings"], **{name: value for name, value in new.ceilings.items() if value is not None}}
-    return {**result, "ceilings": ceilings, "rows": list(rows.values())}
+        return new
+    rows = {identity(row): row for row in [*old["rows"], *new["rows"]]}
+    ceilings = {**new["ceilings"], **{name: value for name, value in old["ceilings"].items() if value is not None}}
+    return {**new, "ceilings": ceilings, "rows": list(rows.values())}
+
+
+def median_rows(runs: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows of several processes that measured the same: of each the one with the median value, with the range if there are several."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in itertools.chain.from_iterable(runs):
+        found.setdefault(identity(row), []).append(row)
+    in_order = [sorted(rows, key=lambda row: row["value"]) for rows in found.values()]
+    middle = [(rows[(len(rows) - 1) // 2], rows[0]["value"], rows[-1]["value"]) for rows in in_order]
+    return [{**row, "low": low, "high": high} if len(runs) > 1 else row for row, low, high in middle]
 
 
 def identity(row: dict[str, Any]) -> tuple[str, str, str]:

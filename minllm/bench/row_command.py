@@ -27,9 +27,13 @@ PLAIN = {
     "cache sequences": "cache", "cache hits": "cache",
 }  # fmt: skip
 # measurements of the lessons: {benchmark: part of tools/measure_lessons.py}
-LESSONS = {"copy": "copy", "cache": "cache", "splits": "splits", "length": "model", "batch": "model"}
+LESSONS = {"copy": "copy", "cache": "cache", "splits": "splits", "length": "length"}
 # Options of `minllm bench step`, `speculation` and `serve` that may be repeated.
-REPEATED = {"step": ("model", "batch"), "speculation": ("batch", "acceptance", "num-speculative-tokens"), "serve": ("request-rate",)}
+REPEATED = {
+    "step": ("model", "batch", "context"),
+    "speculation": ("batch", "acceptance", "num-speculative-tokens"),
+    "serve": ("request-rate",),
+}
 
 
 class Command(NamedTuple):
@@ -96,6 +100,7 @@ def serve_options(row: Row) -> list[tuple[str, str]]:
     case += [("compare-policies", "")] if "requests/s" in row["case"] else []
     case += [("kv-cache-memory-bytes", "1000000000"), ("compare-preemption", "")] if "KV cache of 1 GB" in row["case"] else []
     case += [(name, value.replace(",", "")) for name, value in found(row, max_num_batched_tokens=r"([\d,]+) tokens per step")]
+    case += [("compare-concurrency", "")] if row["variant"].startswith("max_concurrency") else []
     limit = re.fullmatch(r"(\d+) sequences", row["variant"])
     case += [("num-prompts", limit[1]), ("max-num-seqs", limit[1])] if limit else []
     return case + ([("profile", "DIR")] if row["benchmark"].startswith("serving, ") else [])
@@ -110,7 +115,7 @@ def speculation_options(row: Row) -> list[tuple[str, str]]:
 
 OF_A_MODEL = {
     "decode": "generate", "prefill": "generate", "time to first token": "generate", "perplexity": "perplexity", "bits a byte": "perplexity",
-    "decode step": "step", "whole prefill": "step",
+    "decode step": "step", "whole prefill": "step", "batch": "step",
     **dict.fromkeys(("speculation", "speculation throughput", "speculation step"), "speculation"),
 }  # fmt: skip
 OPTIONS: Mapping[str, Callable[[Row], Iterable[tuple[str, str]]]] = {

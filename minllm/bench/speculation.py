@@ -172,24 +172,18 @@ def prediction(costs: StepTimes, acceptance: float | None, count: int, most: int
 
 
 def rows_of(case: str, draft: str, count: int, plain: Measured, found: Measured, predicted: float | None) -> list[Row]:
-    """Rows of the speed-up, with its prediction, and of tokens per second and step time, with those without drafts as peers."""
+    """Rows of the speed-up, with its prediction and the tokens per second, and of the step time beside that without drafts."""
     gain = found.tokens_per_second / plain.tokens_per_second
     peer = {}
     if predicted is not None:
         peer = dict(peer="minllm costs, predicted", peer_value=round(predicted, 3), ratio=round(gain / predicted, 3))
     times = [1e3 * measured.step_seconds for measured in (found, plain)]
-    speeds, plainly = [measured.tokens_per_second for measured in (found, plain)], "minllm, without drafts"
+    compared = dict(peer="minllm, without drafts", peer_value=round(times[1], 4), ratio=round(times[1] / times[0], 3))
+    speed = {"tokens_per_second": round(found.tokens_per_second)}
     return [
-        Row("speculation", case, draft, round(gain, 3), "of plain decoding's speed", **peer),
-        Row(
-            "speculation throughput", case, draft, round(speeds[0]), "tokens/s", peer=plainly, peer_value=round(speeds[1]),
-            ratio=round(gain, 3),
-        ),
-        Row(
-            "speculation step", case, draft, round(times[0], 4), "ms", peer=plainly, peer_value=round(times[1], 4),
-            ratio=round(times[1] / times[0], 3),
-        ),
-    ]  # fmt: skip
+        Row("speculation", case, draft, round(gain, 3), "of plain decoding's speed", **peer, metrics=speed),
+        Row("speculation step", case, draft, round(times[0], 4), "ms", **compared),
+    ]
 
 
 def line(case: str, draft: str, count: int, plain: Measured, found: Measured, predicted: float | None) -> str:

@@ -22,7 +22,7 @@ import numpy as np
 from minllm import costs
 from minllm.bench.kernel_case import MICROSECONDS, rounded
 from minllm.bench.kernels import PEER_PACKAGES, load_peers
-from minllm.bench.random_model import RandomModel
+from minllm.bench.random_model import RandomModel, load_random_weights
 from minllm.bench.record import Row, new_record, write_json
 from minllm.bench.step_parts import PartTime, divide, moved_bytes, time_parts
 from minllm.bench.timing import Clock, CudaClock
@@ -34,7 +34,8 @@ from minllm.engine.running.step_graphs import GraphKey
 from minllm.errors import InvalidOptionError
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
-from minllm.models.shapes import SHAPES
+from minllm.models.layout import ModelWeights
+from minllm.models.shapes import SHAPES, named_config
 from minllm.ops.protocol import Ops
 from minllm.runtime.recording import RecordedLaunch, recorded_launches
 from minllm.weights.format import WeightFormat
@@ -47,10 +48,10 @@ LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
 
 
 def run(
-    models: Sequence[str], batches: Sequence[int], context: int, prompt: int, parts: bool, against: str | None, json_file: Path | None,
-    batch_invariant: bool = False, quantization: Sequence[str] = (),
+    models: Sequence[str], batches: Sequence[int], contexts: Sequence[int], prompt: int, parts: bool, against: str | None,
+    json_file: Path | None, batch_invariant: bool = False, quantization: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Measure each model's step at each batch size and its prefill of `prompt` tokens (0: none), print rows, write the record.
+    """Measure each model's step at each batch size and context, its prefill of `prompt` tokens (0: none), print rows, write the record.
 
     parts: also report the time that each kernel adds to the step. against: "torch" or None. batch_invariant: use the kernels of that option
     and name it in every row's variant. quantization: formats of the layers' weights, each measured at all batch sizes; empty: plain
@@ -80,10 +81,11 @@ def run(
     ops, clock, rows = CudaOps(kernel_variants=FIXED_ORDER_VARIANTS if batch_invariant else None), CudaClock(), []
     formats = [WEIGHT_FORMATS[one] for one in quantization] or [None]
     for name, weight_format in itertools.product(models or MODELS, formats):
+        weights = load_random_weights(ops, named_config(name), weight_format)
         for batch in batches or (1,):
-            tokens = max(context + WARM_UP + REPLAYS, prompt if batch == 1 else 0)
-            bench = StepBench(name, ops, clock, batch, tokens, ceilings, weight_format=weight_format)
-            found = bench.decode_rows(context, parts)
+            tokens = max(max(contexts) + WARM_UP + REPLAYS, prompt if batch == 1 else 0)
+            bench = StepBench(name, ops, clock, batch, tokens, ceilings, weight_format=weight_format, weights=weights)
+            found = [row for context in contexts for row in bench.decode_rows(context, parts)]
             found += bench.prefill_rows(prompt, peers) if prompt and batch == 1 else []
             if batch_invariant:
                 found = [replace(row, variant=f"{row.variant}, batch invariant") for row in found]
@@ -95,6 +97,7 @@ def run(
             del bench
             gc.collect()  # frees gigabytes
             ops.memory.trim()
+        del weights
     record = new_record(device.name, ceilings, rows)
     print(record.to_json() if str(json_file) != "-" else f"{len(rows)} rows", file=out, flush=True)
     if json_file is not None:
@@ -106,29 +109,37 @@ class StepBench:
 
     def __init__(
         self, name: str, ops: Ops, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None,
-        weight_format: WeightFormat | None = None,
+        weight_format: WeightFormat | None = None, weights: ModelWeights | None = None,
     ):  # fmt: skip
         """tokens: maximum length of a sequence. ceilings: as in a record.
 
-        weight_format: that of the layers' matrices; None: plain.
+        weight_format: that of the layers' matrices; None: plain. weights: of this model in this format, if they are loaded already.
         """
         self.name = f"{name} (random weights{'' if weight_format is None else f' in {weight_format.name}'})"
         self.ops, self.clock, self.batch, self.ceilings, self.weight_format = ops, clock, batch, ceilings, weight_format
-        self.model = RandomModel(name, ops, Noise(), batch, tokens, weight_format)
+        self.model = RandomModel(name, ops, Noise(), batch, tokens, weight_format, weights)
         self.runner = self.model.runner(machine or CudaMachine(ops))
 
     def decode_rows(self, context: int, parts: bool) -> list[Row]:
-        """Rows of the whole step, with `context` keys per sequence in the middle of the measurement, and if requested of its parts."""
+        """Rows of the whole step, with `context` keys per sequence in the middle of the measurement, and if requested of its parts.
+
+        For a single sequence and plain weights, whose launches take the largest share, also without programmatic dependent launch.
+        """
         graphs, words = self.runner.graphs, self.model.slot_words(self.runner.slots.state, context - REPLAYS // 2)
         key = graphs.key(self.batch, 0, self.batch, context + WARM_UP + REPLAYS, SamplingKind.GREEDY)
         case = f"{self.name}, batch {self.batch}, context {context}"
         limit = self.limit(costs.decode_step(self.model.config, self.batch, context, weight_format=self.weight_format).bytes)
         rows = [step_row(case, "graph replay", self.step_seconds(key, words), limit)]
+        few = self.batch == 1 and self.weight_format is None
+        if not few and not parts:
+            return rows
         with recorded_launches() as launches:
             self.runner.compute(*graphs.batch(key), key.kind)
-        with in_order(launches):
+        if few:
+            with in_order(launches):
+                graphs.capture(key, self.runner.uploads)
+                rows.append(step_row(case, "graph replay, kernels in order", self.step_seconds(key, words), limit))
             graphs.capture(key, self.runner.uploads)
-            rows.append(step_row(case, "graph replay, kernels in order", self.step_seconds(key, words), limit))
         if parts:
             self.load(words)
             rows += self.part_rows(case, self.part_times(launches, context))

@@ -36,7 +36,7 @@ from minllm.runtime.device import check_driver, current_device
 
 PAGES = 400
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-SIZES = ((1, 8192), (64, 1024), (64, 4096), (256, 1024))  # sequences, context
+SIZES = ((1, 8192), (64, 4096))  # sequences, context
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 32, 8, 128  # Llama-3.1-8B
 CAUSES = tuple((64, 4096, *layout) for layout in ((LAYERS, False), (8, True), (4, True)))  # sequences, context, layers, mapped
 CONTIGUOUS_LAYERS = 4  # number of one-layer arrays that are read in turn, far larger together than the caches
@@ -52,7 +52,7 @@ def run(json_file: Path | None) -> None:
     for name, microseconds in costs.items():
         table.add_row(name, f"{microseconds:.1f}")
     out.print(table)
-    rows = [Row("virtual memory", f"{name} a page of 2 MiB", "driver", round(value, 1), "µs") for name, value in costs.items()]
+    rows = []
     table = Table("decode attention", "contiguous", "layers side by side", "of contiguous")
     for measured in (*((*size, LAYERS, True) for size in SIZES), *CAUSES):
         row = decode_row(*measured)

@@ -18,6 +18,7 @@ from minllm.catalogue.launch import (
     calls,
     describes,
     each,
+    for_tuning,
     returns,
 )
 from minllm.catalogue.matmul.quantized import FORMATS, targets_of, weight_of
@@ -527,15 +528,20 @@ def measured():
     """The widths of Qwen3-30B-A3B: one token, 32 whose experts have eight pairs each, and prompts that give each expert 128."""
     for form in ("", *CODED):
         for variant, describe, matrices in (("gate_up_gemv", gathered_gate_up, 2), ("down_gemv", gathered_down, 1)):
-            yield measured_gemv(variant, describe, matrices, form)
+            yield replace(measured_gemv(variant, describe, matrices, form), for_tuning=variant == "down_gemv")
         for variant, describe, matrices in (("grouped_gate_up", grouped_up, 2), ("grouped_down", grouped_projection, 1)):
             for tokens in (32, 512):
-                yield measured_grouped(variant, describe, matrices, tokens, form)
+                yield replace(measured_grouped(variant, describe, matrices, tokens, form), for_tuning=tokens == 512 or bool(form))
     case, pairs = "2048 tokens, 8 of 128 experts, 2048 x 768, bfloat16", 2048 * 8
     for variant, describe, matrices in (("wgmma_gate_up", wgmma_up, 2), ("wgmma_down", wgmma_projection, 1)):
         work, set_bytes = 2 * pairs * matrices * OF_MATRIX, 128 * matrices * OF_MATRIX * 2
         launch, peers = describe(2048, **A3B), ("_grouped_mm", "cuBLAS, expert by expert")
         yield Measured(launch, variant, case, unit=TFLOP_S, work=work, set_bytes=set_bytes, peers=peers)
+    yield from for_tuning(measured_around())
+
+
+def measured_around():
+    """The kernels around the GEMMs: of rows, of the router, of the choice and the sort."""
     yield Measured(gather_rows(2048, 128, 8, 2048), "gather_rows", "2048 tokens, 8 of 128 experts, 2048 features, bfloat16")
     yield Measured(combine(2048, 8, 2048), "combine", "2048 tokens, 8 experts each, 2048 features, bfloat16")
     yield Measured(combine_norm(2048, 8, 2048), "combine_norm", "2048 tokens, 8 experts each, 2048 features, bfloat16")

@@ -320,7 +320,7 @@ class Measured:
     benchmark: the stage if "". stage: the launch's if ""; or "quantised". work, set_bytes, tokens: as in bench/kernel_case.py; None: the
     launch's bytes. peers: names from bench/torch_peers.py, which get the arrays. tolerance: the largest relative error; None: that of the
     dtype, 0 for exact results. sample: the number of tokens that the reference computes, of a launch with `rows`. rival: another launch for
-    the same work, on arrays of its own, which is measured in turn with this one.
+    the same work, on arrays of its own, which is measured in turn with this one. for_tuning: only whoever changes the kernel needs the row.
     """
 
     launch: Launch
@@ -336,6 +336,12 @@ class Measured:
     tokens: int = 0
     sample: int = 64
     rival: Launch | None = None
+    for_tuning: bool = False
+
+
+def for_tuning(rows: Iterable[Measured]) -> Iterator[Measured]:
+    """The rows as ones that the record does without."""
+    return (replace(row, for_tuning=True) for row in rows)
 
 
 def each_array(arrays: Any, change: Callable[[np.ndarray], Any]) -> Any:

@@ -14,6 +14,7 @@ from minllm.catalogue.launch import (
     calls,
     describes,
     each,
+    for_tuning,
     in_place,
 )
 from minllm.kernels.slots.advance import advance as launch_advance
@@ -181,6 +182,6 @@ def small():
 def measured():
     """64 rows, contexts up to 8192 tokens. Each of the thousands of launches of `advance` makes the sequences one token longer."""
     size = dict(unit=MICROSECONDS, benchmark="sampling", work=0, set_bytes=ONE_SET)
-    yield Measured(write_slots(64, num_slots=64, width=512, skipped=64), "write_slots", "64 rows", **size)
-    yield Measured(load_rows(64, num_slots=64, width=512), "load_rows", "64 rows", **size)
+    others = (("write_slots", write_slots(64, num_slots=64, width=512, skipped=64)), ("load_rows", load_rows(64, num_slots=64, width=512)))
+    yield from for_tuning(Measured(launch, name, "64 rows", **size) for name, launch in others)
     yield Measured(advance(64, num_slots=64, penalties=False), "advance", "64 rows", **size)

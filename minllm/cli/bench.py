@@ -48,6 +48,7 @@ def bench_kernels(
         list[str] | None,
         typer.Option("--case", metavar="NAME", help="Only rows with this beginning: 'matmul, 8'. May be repeated.", show_default=False),
     ] = None,
+    tuning: Annotated[bool, typer.Option("--tuning", help="Also the shapes and variants that the record does without.")] = False,
     against: Annotated[str | None, typer.Option(metavar="torch", help="Measure PyTorch's kernels beside ours.", show_default=False)] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -55,7 +56,7 @@ def bench_kernels(
     with user_errors():
         from minllm.bench import kernels as benchmark
 
-        if not benchmark.run(only or (), against, json_file, case or ()):
+        if not benchmark.run(only or (), against, json_file, case or (), tuning):
             raise typer.Exit(1)
 
 
@@ -68,7 +69,10 @@ def bench_step(
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Sequences decoded together; default 1. May be repeated.", show_default=False)
     ] = None,
-    context: Annotated[int, typer.Option(min=64, help="Keys that a decoded token sees.")] = 1024,
+    context: Annotated[
+        list[int] | None,
+        typer.Option(min=64, help="Keys that a decoded token sees; default 1024. May be repeated.", show_default=False),
+    ] = None,
     prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill, which is measured with batch 1; 0 leaves it out.")] = 2048,
     parts: Annotated[bool, typer.Option("--parts", help="Also print what each kernel adds to the decode step.")] = False,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="With the kernels of that option of generate.")] = False,
@@ -85,7 +89,7 @@ def bench_step(
     with user_errors():
         from minllm.bench import step as benchmark
 
-        benchmark.run(model or (), batch or (), context, prompt, parts, against, json_file, batch_invariant, quantization or ())
+        benchmark.run(model or (), batch or (), context or (1024,), prompt, parts, against, json_file, batch_invariant, quantization or ())
 
 
 @bench_app.command("all-reduce")

@@ -58,7 +58,9 @@ def bench_serve(
     compare_preemption: Annotated[
         bool, typer.Option("--compare-preemption", help="Every preemption mode, in the cache of --kv-cache-memory-bytes.")
     ] = False,
-    compare_max_num_seqs: Annotated[bool, typer.Option("--compare-max-num-seqs", help="Batches of at most 1 to 1024 sequences.")] = False,
+    compare_concurrency: Annotated[
+        bool, typer.Option("--compare-concurrency", help="1 to 256 clients, each with one request at a time: throughput against speed.")
+    ] = False,
     against: Annotated[
         str | None, typer.Option(metavar="transformers", help="Serve the same requests with transformers too.", show_default=False)
     ] = None,
@@ -89,8 +91,7 @@ def bench_serve(
         )  # fmt: skip
         options = {name: value for name, value in options.items() if value is not None}
         options |= dict(device=device.value, dtype=dtype.value, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=enable_prefix_caching)
-        comparisons = dict(policies=compare_policies, preemption=compare_preemption)
-        comparisons["max-num-seqs"] = compare_max_num_seqs
+        comparisons = dict(policies=compare_policies, preemption=compare_preemption, concurrency=compare_concurrency)
         benchmark.run(
             model, options, request_list=request_list, dataset_path=dataset_path, num_prompts=num_prompts, input_len=input_len,
             output_len=output_len, request_rates=request_rate or (), burstiness=burstiness, goodput=goodput or (),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minllm import LLM
-from minllm.bench.accuracy import RANDOM, Comparison, compare, models, rows
+from minllm.bench.accuracy import Comparison, compare, rows
 from tests.engine.models import model_directory
 
 
@@ -28,11 +28,3 @@ def test_a_comparison_is_its_definition():
     assert one.logit_error == pytest.approx(1) and one.same_top == 1
     expected = np.exp(-np.log([np.exp(4) / np.exp([0, 2, 4]).sum(), 1 / np.exp([8, 0, -8]).sum()]).mean())
     assert one.perplexity == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_models_are_there():
-    names = []
-    for name, directory, _, _ in models():
-        names.append(name)
-        assert (directory / "config.json").exists() and (directory / "tokenizer.json").exists()
-    assert names == ["bundled", RANDOM]

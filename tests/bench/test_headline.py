@@ -1,32 +1,18 @@
-"""The README's rows: one run, in the table, in the chart, and measured by the tool."""
+"""The README's rows: one run, in the table and in the chart."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from minllm.bench.frameworks_table import VLLM_DATE, VLLM_DEVICE
-from minllm.bench.headline import HEADLINE, headline_table, missing, rows_of
-from minllm.bench.kernels import chosen_cases
+from minllm.bench.headline import HEADLINE, headline_rows, headline_table, rows_of
 from minllm.bench.record import Record, Row
 from minllm.bench.results_table import BEGIN, END
 from minllm.bench.speed_chart import speed_chart
 
 ROOT = Path(__file__).parents[2]
 RUN = json.loads((ROOT / "docs/assets/speed.json").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def tool():
-    """tools/headline.py as a module."""
-    sys.path.insert(0, str(ROOT / "tools"))
-    spec = importlib.util.spec_from_file_location("headline_tool", ROOT / "tools" / "headline.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.path.remove(str(ROOT / "tools"))
-    return module
 
 
 def row(wanted, value, **fields):
@@ -43,8 +29,8 @@ def a_run(device, *rows):
 def test_the_readme_shows_the_run():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = readme.partition(BEGIN)[2].partition(END)[0].strip()
-    assert shown == headline_table(RUN), "the README does not follow docs/assets/speed.json: python tools/headline.py --tables writes it"
-    assert missing(RUN) == [] and len(rows_of(RUN)) == 6
+    assert shown == headline_table(RUN), "the README does not follow docs/assets/speed.json: python tools/record.py --tables writes it"
+    assert len(headline_rows(RUN)) == 7 and len(rows_of(RUN)) == 6
     assert not any(one["commit"][:7] in shown for one in RUN["rows"])
     assert all(one["of_limit"] is None or one["of_limit"] <= 1 for one in RUN["rows"])
 
@@ -59,26 +45,12 @@ def test_a_line_holds_measurements_side_by_side_with_vllm_on_its_own_card_only()
     assert "| 10,642 · 44,000 unit |  |  |  |" in elsewhere and "vLLM" not in elsewhere
 
 
-def test_a_run_that_lacks_a_row_says_which_and_changes_nothing(tool, tmp_path, monkeypatch):
+def test_a_record_that_lacks_a_row_is_named():
     every = [one for line in HEADLINE.values() for one in line]
-    path = tmp_path / "speed.json"
-    with pytest.raises(SystemExit, match="lacks every row"):
-        tool.complete(path)
-    path.write_text(json.dumps(a_run("a card", *(row(one, 1.0) for one in every[1:]))))
-    with pytest.raises(SystemExit, match=f"lacks {every[0].bar}: the README keeps its rows"):
-        tool.take(path, tmp_path / "kept.json")
-    assert not (tmp_path / "kept.json").exists()
-    path.write_text(json.dumps(a_run("a card", *(row(one, 1.0) for one in every))))
-    tool.take(path, tmp_path / "kept.json")
-    assert missing(json.loads((tmp_path / "kept.json").read_text())) == []
-
-
-def test_the_tool_measures_every_row_of_the_readme_once(tool):
-    names = tool.kernel_names()
-    assert [case.name for case in chosen_cases((), names)] == names
-    commands = [" ".join(part.command) for part in tool.parts()]
-    assert sum("serve" in one for one in commands) == 2 and sum("step" in one for one in commands) == 1
-    assert sum(part.seconds for part in tool.parts()) <= 540
+    whole = a_run("a card", *(row(one, 1.0) for one in every), Row("launch", "1 array", "driver", 1.0, "µs"))
+    assert [one["benchmark"] for one in headline_rows(whole)] == [one.benchmark for one in every]
+    with pytest.raises(LookupError, match=every[0].bar):
+        headline_rows(whole | dict(rows=whole["rows"][1:]))
 
 
 def test_the_chart_has_a_bar_for_every_measurement_beside_a_peer():

@@ -27,15 +27,15 @@ def test_a_command_is_accepted(command):
         assert parsed(command)
     else:
         script, option, part = command.removeprefix("python ").split()
-        assert option == "--only" and 'choices=("copy", "cache", "splits", "launch", "model")' in (ROOT / script).read_text("utf-8")
-        assert part in ("copy", "cache", "splits", "launch", "model")
+        assert option == "--only" and 'choices=("copy", "cache", "splits", "length")' in (ROOT / script).read_text("utf-8")
+        assert part in ("copy", "cache", "splits", "length")
 
 
 def test_a_command_has_the_sizes_of_its_row():
     (row,) = [one for one in ROWS if one["benchmark"] == "decode step" and "1b" in one["case"] and "batch 64" in one["case"]
               and one["variant"] == "graph replay"]  # fmt: skip
     values = parsed(str(command_of(row)))
-    assert (values["model"], values["batch"], values["context"]) == (["llama-3.2-1b"], [64], 192)
+    assert (values["model"], values["batch"], values["context"]) == (["llama-3.2-1b"], [64], [192])
 
 
 def test_one_command_measures_rows_of_repeated_options():

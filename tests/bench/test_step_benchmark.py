@@ -40,6 +40,11 @@ def rows(request, few_layers):
         yield request.param, bench.decode_rows(CONTEXT, parts=True)
 
 
+def parts_of(rows):
+    """The rows of single kernels."""
+    return [row for row in rows if row.benchmark == "decode step parts"]
+
+
 def paper_weights(ops, config, checkpoint, **options):
     """The weights' shapes, without drawing a number."""
     checkpoint.tensor = lambda name: np.broadcast_to(np.float32(0), checkpoint.entry(name).shape)
@@ -47,17 +52,20 @@ def paper_weights(ops, config, checkpoint, **options):
 
 
 def test_the_step_is_held_against_its_bytes(rows):
-    batch, (whole, in_order, *_) = rows
+    batch, (whole, *others) = rows
+    in_order = [row for row in others if row.variant == "graph replay, kernels in order"]
     layers, kernels = named_config(SHAPE).num_hidden_layers, {1: 5, 2: 8, 16: 5}[batch]
     before = {1: 2, 2: 2, 16: 3}[batch]  # load_rows and the embedding; for sixteen sequences the first norm too
     behind = {1: 4, 2: 5, 16: 5}[batch]  # head, two of argmax, advance; for several sequences the final norm too
-    assert in_order.value == whole.value == before + layers * kernels + behind  # µs, one for each launch
+    assert len(in_order) == (batch == 1) and {row.value for row in in_order} <= {whole.value}
+    assert whole.value == before + layers * kernels + behind  # µs, one for each launch
     assert whole.limit == pytest.approx(costs.decode_step(named_config(SHAPE), batch, CONTEXT).bytes / COPY_TB_S / 1e6, rel=1e-3)
     assert whole.of_limit == pytest.approx(whole.limit / whole.value, rel=1e-3)
 
 
 def test_every_part_adds_what_it_takes_and_the_bytes_are_the_steps(rows):
-    _, (whole, _, *parts) = rows
+    _, (whole, *others) = rows
+    parts = parts_of(others)
     assert all(row.value == 1 for row in parts)
     added = [row for row in parts if row.case.endswith("added")]
     assert len(parts) == 2 * len(added) == len({(row.case, row.variant) for row in parts})
@@ -74,7 +82,8 @@ def test_the_parts_of_a_step_with_experts(batch, last):
         patch.setitem(SHAPES["qwen3-30b-a3b"], "num_hidden_layers", 5)
         ceilings = {"copy_tb_s": COPY_TB_S, "bf16_tflops": None}
         bench = StepBench("qwen3-30b-a3b", DryRunOps("bfloat16"), CountingClock(launches), batch, CONTEXT + 64, ceilings, PaperMachine())
-        whole, _, *parts = bench.decode_rows(CONTEXT, parts=True)
+        whole, *others = bench.decode_rows(CONTEXT, parts=True)
+    parts = parts_of(others)
     added = [row for row in parts if row.case.endswith("added")]
     of_layer = [row for row in added if ", layer," in row.case]
     assert [row.variant.removesuffix("_kernel") for row in of_layer][-len(last) :] == last
@@ -90,7 +99,8 @@ def test_a_step_of_few_layers_is_divided_too(batch, layers):
         patch.setitem(SHAPES[SHAPE], "num_hidden_layers", layers)
         ops = DryRunOps("bfloat16", {"matmul": "gemv" if batch <= 8 else "flat"})
         bench = StepBench(SHAPE, ops, CountingClock(launches), batch, CONTEXT + 64, {"copy_tb_s": COPY_TB_S}, PaperMachine())
-        whole, _, *parts = bench.decode_rows(CONTEXT, parts=True)
+        whole, *others = bench.decode_rows(CONTEXT, parts=True)
+    parts = parts_of(others)
     added = [row for row in parts if row.case.endswith("added")]
     assert sum((layers if ", layer," in row.case else 1) * row.limit for row in added if row.limit) == pytest.approx(whole.limit, rel=2e-3)
     of_layer = [row.variant for row in added if ", layer," in row.case]
@@ -122,9 +132,9 @@ def test_the_kernels_of_batch_invariant_make_a_whole_step():
 
 def test_names_that_do_not_exist_are_refused():
     with pytest.raises(InvalidOptionError, match="llama-3.1-8b"):
-        step.run(["llama-9"], [], 1024, 0, False, None, None)
+        step.run(["llama-9"], [], [1024], 0, False, None, None)
     with pytest.raises(InvalidOptionError, match="torch"):
-        step.run([], [], 1024, 0, False, "jax", None)
+        step.run([], [], [1024], 0, False, "jax", None)
 
 
 def test_host_time_counts_launches_and_not_the_wait_for_them():
@@ -147,7 +157,7 @@ def test_a_step_of_quantised_weights_is_held_against_its_own_bytes():
     with dry_run(H200) as launches:
         ops = DryRunOps("bfloat16")
         bench = StepBench(config, ops, CountingClock(launches), 1, CONTEXT + 64, {"copy_tb_s": 4.0}, PaperMachine(), WEIGHT_FORMATS["int8"])
-        whole, _ = bench.decode_rows(CONTEXT, parts=False)
+        (whole,) = bench.decode_rows(CONTEXT, parts=False)
     assert "in int8" in whole.case and whole.value > 4 * config.num_hidden_layers
     layers = bench.model.model.weights.layers
     assert len(layers) == config.num_hidden_layers == 6 and layers[4] is layers[0] and layers[1] is not layers[0]

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from minllm.bench import perplexity
+from minllm.bench.frameworks_table import COMPARED
+from minllm.bench.headline import HEADLINE
+from minllm.bench.kernels import chosen_cases
 from minllm.bench.record import Record, Row
+from minllm.bench.row_command import KERNEL_STAGES
 
 ROOT = Path(__file__).parents[2]
 RECORD = Record("NVIDIA H200", "580.65", "2026-01-02", "", {}, {"copy_tb_s": 4.25}, [Row("matmul", "1x1x1", "gemv", 1.0, "TB/s")])
@@ -30,11 +34,12 @@ WRITES = f"import sys; open(sys.argv[-1], 'w').write({RECORD.to_json()!r})"
 def record(monkeypatch, tmp_path):
     """The tool, whose parts are the scripts that a test gives instead of benchmarks: {name: script}, and its command line."""
     tool = load("record")
+    monkeypatch.setattr(tool, "is_available", lambda: True)
 
-    def main(scripts, *arguments, seconds=1):
-        every = tuple(tool.Part(name, (sys.executable, "-c", script), seconds) for name, script in scripts.items())
+    def main(scripts, *arguments, seconds=1, processes=1, commit="abc123"):
+        every = tuple(tool.Part(name, (sys.executable, "-c", script), seconds, 1, processes) for name, script in scripts.items())
         monkeypatch.setattr(tool, "parts", lambda: every)
-        monkeypatch.setattr(sys, "argv", ["record.py", "--results", str(tmp_path), "--commit", "abc123", *arguments])
+        monkeypatch.setattr(sys, "argv", ["record.py", "--into", str(tmp_path), "--commit", commit, *arguments])
         return tool.main()
 
     main.tool = tool
@@ -51,13 +56,13 @@ def test_a_part_that_fails_leaves_the_others(record, tmp_path, capsys):
     assert record({"bad": "import sys; sys.exit(3)", "good": WRITES}) == 1
     whole = json.loads((tmp_path / "h200.json").read_text())
     assert whole["commit"] == "abc123" and [row["commit"] for row in whole["rows"]] == ["abc123"]
-    assert whole["parts"] == {"good": "abc123"} and "exit code 3" in capsys.readouterr().err
+    assert whole["parts"] == ["good"] and "exit code 3" in capsys.readouterr().err
 
 
 def test_what_a_failing_part_has_measured_is_kept(record, tmp_path):
     assert record({"half": WRITES + "; sys.exit(1)"}) == 1
     whole = json.loads((tmp_path / "h200.json").read_text())
-    assert len(whole["rows"]) == 1 and "parts" not in whole  # so the next run measures it again
+    assert len(whole["rows"]) == 1 and whole["parts"] == []  # so the next run measures it again
 
 
 def test_a_run_ends_in_time_and_the_next_goes_on(record, tmp_path, monkeypatch, capsys):
@@ -74,22 +79,76 @@ def test_a_run_ends_in_time_and_the_next_goes_on(record, tmp_path, monkeypatch, 
     assert record(scripts, "--only", "t") == 0 and capsys.readouterr().out.count("== t") == 2
 
 
+def test_a_record_is_of_one_commit(record, tmp_path):
+    assert record({"one": measuring("one")}) == 0 == record({"two": measuring("two")}, commit="def456")
+    whole = json.loads((tmp_path / "h200.json").read_text())
+    assert whole["parts"] == ["two"] and [(row["case"], row["commit"]) for row in whole["rows"]] == [("two", "def456")]
+
+
+def test_the_median_of_three_processes_is_kept_with_the_range(record, tmp_path):
+    """Each process counts the runs so far in a file; the second is the fastest."""
+    made = json.dumps({**RECORD.as_dict(), "rows": [{**RECORD.rows[0].as_dict(), "value": "VALUE"}]})
+    count = f"p = Path({str(tmp_path / 'count')!r}); n = len(p.read_text()) if p.exists() else 0; p.write_text('x' * (n + 1))"
+    script = (
+        f"import sys; from pathlib import Path; {count}; open(sys.argv[-1], 'w').write({made!r}.replace('\"VALUE\"', str((5, 9, 7)[n])))"
+    )
+    assert record({"steps": script}, processes=3) == 0
+    (row,) = json.loads((tmp_path / "h200.json").read_text())["rows"]
+    assert (row["value"], row["low"], row["high"]) == (7, 5, 9)
+
+
 def test_a_part_that_takes_too_long_is_stopped(record, monkeypatch, capsys):
     monkeypatch.setattr(record.tool, "RUN_SECONDS", 0.5)
     assert record({"slow": "import time; time.sleep(60)"}) == 1 and "none within" in capsys.readouterr().err
 
 
-def test_every_part_fits_a_run_and_has_a_name_of_its_own():
+def test_a_record_is_measured_whole_in_two_runs(capsys):
     tool = load("record")
     every = tool.parts()
-    assert len({part.name for part in every}) == len(every) and max(part.seconds for part in every) < tool.RUN_SECONDS
-    assert tool.RUN_SECONDS < 600 and {"lessons", "kernels", "step"} <= {part.name.split()[0] for part in every}
+    assert len({part.name for part in every}) == len(every) and sum(part.rows for part in every) <= tool.MOST_ROWS == 260
+    tool.print_plan(every)
+    assert re.search(rf"^{sum(part.rows for part in every)} rows of at most 260, \d runs of at most 540 s$", capsys.readouterr().out, re.M)
+    three = [part.name.split()[0] for part in every if part.processes == 3]
+    assert {*three} == {"step", "serve"} and {"lessons", "kernels"} <= {part.name.split()[0] for part in every}
 
 
-def test_records_that_were_measured_before(record, tmp_path):
-    (tmp_path / "one.txt").write_text(RECORD.to_json())
-    assert record({}, str(tmp_path / "one.txt")) == 0
-    assert (tmp_path / "h200.json").exists()
+def test_the_record_has_the_rows_of_the_readme_and_of_the_frameworks_page():
+    """Each quantity is one of a part's: by the command that measures its row."""
+    commands = [" ".join(part.command) for part in load("record").parts()]
+    kernels = [case.name for case in chosen_cases((), ())]
+    for one in (*(one for line in HEADLINE.values() for one in line), *COMPARED):
+        if one.benchmark in KERNEL_STAGES:
+            assert any(name.startswith(f"{one.benchmark}, {one.case}") for name in kernels), one
+            continue
+        model, batch = one.case.split(" ")[0], re.search(r"batch (\d+)", one.case)
+        words = ["serve" if one.benchmark == "serving throughput" else "step", model]
+        words += [f"--batch {batch[1]} "] if batch else ["--prompt 2048"] if one.benchmark == "whole prefill" else []
+        words += re.findall(r"mixed-prompts|nano-vllm", one.case)
+        assert any(all(word in command for word in words) for command in commands), one
+
+
+def test_a_record_that_lacks_a_part_is_not_taken(record, tmp_path, monkeypatch):
+    assert record({"one": measuring("one")}) == 0
+    parts = record.tool.parts()
+    monkeypatch.setattr(record.tool, "parts", lambda: (*parts, replace(parts[0], name="two")))
+    with pytest.raises(SystemExit, match="it lacks two"):
+        record.tool.take(tmp_path / "h200.json", tmp_path / "results", tmp_path / "speed.json")
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_machine_without_a_gpu_is_refused(monkeypatch, tmp_path):
+    tool = load("record")
+    monkeypatch.setattr(tool, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["record.py", "--into", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no GPU"):
+        tool.main()
+
+
+def test_rows_of_changed_kernels_are_counted(tmp_path, capsys):
+    rows = [dict(RECORD.rows[0].as_dict(), key=key, case=case) for key, case in (("before", "a"), (None, "b"), ("", "c"))]
+    (tmp_path / "h200.json").write_text(json.dumps({**RECORD.as_dict(), "rows": rows}))
+    load("record").print_changed(tmp_path)
+    assert capsys.readouterr().out.splitlines() == ["h200.json: the kernels of 2 of 3 rows have changed since", "     2 matmul"]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_addresses_stand_in_one_place(home, pages, monkeypatch, tmp_path):
 
 def test_the_chart_follows_the_run():
     drawn = picture_file(speed_chart(RUN))
-    message = "docs/assets/speed.svg does not follow speed.json: python tools/headline.py --tables writes it"
+    message = "docs/assets/speed.svg does not follow speed.json: python tools/record.py --tables writes it"
     assert (ROOT / "docs/assets/speed.svg").read_text(encoding="utf-8") == drawn, message
 
 

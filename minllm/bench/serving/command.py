@@ -67,6 +67,8 @@ def run(
     chosen = chosen_requests(request_list, dataset_path, num_prompts, input_len, output_len, seed)
     rates = checked_rates(request_rates, chosen.has_arrivals, compare == "policies")
     check_engine_options(options, compare)
+    if compare == "concurrency" and max_concurrency is not None:
+        raise InvalidOptionError("--max-concurrency does not go with --compare-concurrency, which tries several: drop one of the two.")
     if simulate is not None:
         check_simulation(options, chosen.requests, compare, against)
     peer = load_peer(against)

@@ -20,7 +20,8 @@ from minllm.bench.serving.workload import BenchRequest, within_vocabulary
 
 POLICIES = ("static", "in_flight", "split_fuse", "prefill_first")
 PREEMPTIONS = ("recompute", "swap", "drop")
-MAX_NUM_SEQS = (1, 4, 16, 64, 256, 1024)
+CONCURRENCY = (1, 8, 64, 256)
+CLIENTS = "max_concurrency"  # with a number, the variant of a run with that many clients
 LOADS = (0.5, 0.8, 1.1)  # offered rates relative to capacity: light, heavy, overloaded
 
 OpenEngine = Callable[[dict[str, Any]], AbstractContextManager[tuple[Engine, int]]]
@@ -109,14 +110,21 @@ def compare_preemption(bench: ServingBench, rates: Sequence[float | None]) -> It
         yield from bench.measure(mode, rates, preemption=mode)
 
 
-def sweep_max_num_seqs(bench: ServingBench, rates: Sequence[float | None], counts: Sequence[int] = MAX_NUM_SEQS) -> Iterator[Result]:
-    """Measure each limit on the number of sequences in a batch."""
-    for count in counts:
-        yield from bench.measure(f"max_num_seqs {count}", rates, max_num_seqs=count)
+def sweep_concurrency(bench: ServingBench, rates: Sequence[float | None], clients: Sequence[int] = CONCURRENCY) -> Iterator[Result]:
+    """Measure numbers of clients, each of which sends its requests one after another, on one engine.
+
+    Every client sends as many: the most of them share all requests, fewer leave the rest.
+    """
+    each = max(1, len(bench.requests) // max(clients))
+    with bench.warm_engine({}) as (engine, vocab_size):
+        for shift, (count, rate) in enumerate(product(clients, rates)):
+            few = replace(bench, requests=bench.requests[: each * count], max_concurrency=count)
+            variant = f"{CLIENTS} {count}"
+            yield few.result(variant, rate, few.serve(engine, variant, rate, vocab_size, shift))
 
 
 class Comparison(NamedTuple):
-    """A comparison: the option of LLM() that it varies, the values, and the function."""
+    """A comparison: the option of LLM() that it varies ("" if none), the values, and the function."""
 
     option: str
     values: Sequence[Any]
@@ -126,5 +134,5 @@ class Comparison(NamedTuple):
 COMPARISONS = {
     "policies": Comparison("scheduling_policy", POLICIES, compare_policies),
     "preemption": Comparison("preemption", PREEMPTIONS, compare_preemption),
-    "max-num-seqs": Comparison("max_num_seqs", MAX_NUM_SEQS, sweep_max_num_seqs),
+    "concurrency": Comparison("", (), sweep_concurrency),
 }

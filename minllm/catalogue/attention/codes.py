@@ -4,7 +4,7 @@ from minllm.catalogue.attention import prompts, splits
 from minllm.catalogue.attention.benchmarks import prefill_flops, ragged_lengths
 from minllm.catalogue.attention.paged import BLOCK_SIZE, attention
 from minllm.catalogue.attention.quantized import quantized_attention
-from minllm.catalogue.launch import TFLOP_S, TOKENS_US, Measured
+from minllm.catalogue.launch import TFLOP_S, TOKENS_US, Measured, for_tuning
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
@@ -113,15 +113,18 @@ def of_model(launch, tokens, keys, form, heads, kv_heads, head_dim, dtype=BFLOAT
 def measured():
     """Steps in tokens of context per second, with one block per sequence, then in blocks of 16; a prompt in FLOP/s.
 
-    e5m2 behaves like e4m3 in the last two.
+    e5m2 behaves like e4m3, and is for tuning, as are other sizes and layouts.
     """
-    for sizes in ((1, 8192), (64, 4096), (256, 1024)):
-        yield from (measured_step(form, *sizes, ", contiguous") for form in TOKEN_FORMATS)
-    for layout in ("", ", ragged"):
-        yield from (measured_step(form, 64, 4096, layout) for form in TOKEN_FORMATS[:3])
-    yield from (measured_prompt("flash_attention_2_quantized", form, 4096) for form in TOKEN_FORMATS[:3])
-    for tokens, heads in ((4096, 32), (4096, 64), (16384, 64)):
-        yield measured_prompt("flash_attention_3_float8", "fp8_e4m3", tokens, heads)
+    forms = TOKEN_FORMATS[:3]
+    for layout in (", contiguous", ""):
+        yield from (measured_step(form, 64, 4096, layout) for form in forms)
+    for tokens in (4096, 16384):
+        yield measured_prompt("flash_attention_3_float8", "fp8_e4m3", tokens, 64)
+    others = [(form, *sizes, ", contiguous") for sizes in ((1, 8192), (256, 1024)) for form in TOKEN_FORMATS]
+    others += [("fp8_e5m2", 64, 4096, ", contiguous"), *((form, 64, 4096, ", ragged") for form in forms)]
+    yield from for_tuning(measured_step(*one) for one in others)
+    yield from for_tuning(measured_prompt("flash_attention_2_quantized", form, 4096) for form in forms)
+    yield from for_tuning([measured_prompt("flash_attention_3_float8", "fp8_e4m3", 4096)])
 
 
 def measured_step(form, sequences, context, layout, heads=32, kv_heads=8, head_dim=128):

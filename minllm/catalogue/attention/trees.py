@@ -109,4 +109,4 @@ def measured():
         [moved] = launch.moved.values()
         case = f"{sequences}x{context}, {rows} nodes each, {heads}/{kv_heads} heads, d {head_dim}, {launch.dtype}"
         work = moved.different["key_cache"] + moved.different["value_cache"]
-        yield Measured(launch, "tree", case, benchmark="decode attention of trees", unit=TB_S, work=work)
+        yield Measured(launch, "tree", case, "decode attention of trees", unit=TB_S, work=work, for_tuning=True)

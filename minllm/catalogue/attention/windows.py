@@ -8,7 +8,7 @@ from minllm.catalogue.attention.prompts import SM_COUNT, bounded_blocks
 from minllm.catalogue.attention.quantized import WEIGHTS, coded_caches, quantized_attention
 from minllm.catalogue.attention.steps import named
 from minllm.catalogue.kv.quantized import quantized_caches
-from minllm.catalogue.launch import HOPPER, TFLOP_S, TOKENS_US, WIDE, Launch, MachineCode, Measured, Moved, describes, returns
+from minllm.catalogue.launch import HOPPER, TFLOP_S, TOKENS_US, WIDE, Launch, MachineCode, Measured, Moved, describes, for_tuning, returns
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
@@ -176,11 +176,10 @@ def large():
 
 
 def measured():
-    """Decode steps of many sequences, in tokens of context per second, then a prompt, each with one block of codes per sequence."""
+    """Steps of many sequences, in tokens of context per second, then prompts, each with one block of codes per sequence."""
     forms = ("int8", "fp8_e4m3", "kivi_int4")
-    for sizes in ((64, 4096), (256, 1024)):
-        yield from (row(form, *sizes, 1) for form in forms)
-    yield from (row(form, 1, 4096, 4096) for form in forms)
+    others = [(form, 64, 4096, 1) for form in forms] + [(form, *sizes) for form in forms for sizes in ((256, 1024, 1), (1, 4096, 4096))]
+    yield from for_tuning(row(*one) for one in others)
 
 
 def row(form, sequences, context, new, heads=32, kv_heads=8, head_dim=128):

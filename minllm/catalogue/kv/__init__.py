@@ -3,7 +3,7 @@
 from minllm.catalogue.kv import machine_code
 from minllm.catalogue.kv.plain import append, compact_path, copy_blocks, move_window, qkv_rope_append
 from minllm.catalogue.kv.quantized import append_quantized, qkv_rope_append_quantized, quantize_groups
-from minllm.catalogue.launch import MICROSECONDS, ONE_SET, Measured, each
+from minllm.catalogue.launch import MICROSECONDS, ONE_SET, Measured, each, for_tuning
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT16, FLOAT32
 from minllm.kernels.kv.qkv_rope_append_vector import MANY_TOKENS
 from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
@@ -128,21 +128,22 @@ def large():
 def measured():
     """Arrays larger than any cache, in blocks of 16, relative to the rate of a copy."""
     yield Measured(append(65536, 8, 128, BFLOAT16, skip=False), "append", "65536x8x128, bfloat16")
-    yield Measured(copy_blocks(4096, 8192, (16, 8, 128), BFLOAT16), "copy_blocks", "4096x16x8x128, bfloat16")
+    yield Measured(copy_blocks(4096, 8192, (16, 8, 128), BFLOAT16), "copy_blocks", "4096x16x8x128, bfloat16", for_tuning=True)
     width, tokens = (32 + 2 * 8) * 128, 10240
     plain = dict(case="10240x(32+2x8)x128, bfloat16", work=2 * tokens * width * 2, set_bytes=2 * tokens * width * 2)
     for variant, norm in (("qkv_rope_append", False), ("qkv_rope_append with norms", True)):
         launch = qkv_rope_append(tokens, 8, 128, BFLOAT16, 32, 128, norm=norm, skip=False, positions=tokens)
-        yield Measured(launch, variant, **plain)
+        yield Measured(launch, variant, **plain, for_tuning=norm)
     for name in ("int8", "int4", "fp8_e4m3"):
         moved = 2 * 65536 * 8 * (128 * 2 + kv_format(name, 128).bytes_per_head)
         launch = append_quantized(65536, 8, 128, name, skip=False, smooth=False)
-        yield Measured(launch, "append_quantized", f"65536x8x128, {name}, bfloat16", work=moved, set_bytes=moved)
+        case = f"65536x8x128, {name}, bfloat16"
+        yield Measured(launch, "append_quantized", case, work=moved, set_bytes=moved, for_tuning=True)
         moved = tokens * ((width + 32 * 128) * 2 + 2 * 8 * kv_format(name, 128).bytes_per_head)
         launch = qkv_rope_append_quantized(tokens, 8, 128, name, heads=32, skip=False, smooth=False, positions=tokens)
-        size = dict(work=moved, set_bytes=moved, tolerance=0.0)
+        size = dict(work=moved, set_bytes=moved, tolerance=0.0, for_tuning=name != "int8")
         yield Measured(launch, "qkv_rope_append_quantized", f"10240x(32+2x8)x128, {name}, bfloat16", **size)
-    yield from measured_windows()
+    yield from for_tuning(measured_windows())
 
 
 def measured_windows():

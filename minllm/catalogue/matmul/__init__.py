@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from minllm.catalogue.launch import TB_S, TFLOP_S, Measured
+from minllm.catalogue.launch import TB_S, TFLOP_S, Measured, for_tuning
 from minllm.catalogue.matmul import machine_code, mixed_input, plain, quantized, quantized_machine_code, quantized_measured, quantized_odd
 from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gemv_qkv_rope_append, linear_add
 from minllm.catalogue.matmul.products import gated_product, matmul_bytes, matmul_flops, product
@@ -15,6 +15,7 @@ from minllm.kernels.matmul.tensor_core import TensorCoreTiling
 from minllm.kernels.matmul.variants import VARIANTS
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 
+OF_8B = ((6144, 4096), (28672, 4096), (4096, 14336))  # queries, keys and values; gate and up; down: outputs x inputs
 HOPPER_RUNGS = ("warpgroup", "warp_specialized", "wgmma")
 GEMV_TILINGS = (None, GemvTiling(2, 2, 1, 2), GemvTiling(4, 1, 1), GemvTiling(2, 4, 1, 4))
 # One row of x or several, whole vectors or not, one step per warp or many.
@@ -99,26 +100,46 @@ def large():
 
 
 def measured():
-    """All variants, named M x N x K: FLOPs per second for many rows, bytes per second for few."""
-    ladder = [("naive", 2048, 2048, 2048)]
-    for size in (2048, 4096):
-        ladder += [(variant, size, size, size) for variant in ("tiled", "vectorized", "tensor_core", *HOPPER_RUNGS)]
-    ladder += [(variant, 2048, 2048, 2048, FLOAT32) for variant in ("naive", "tiled", "vectorized")]
-    ladder += [(variant, 8192, 8192, 8192) for variant in HOPPER_RUNGS]
-    for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)):
-        ladder += [(variant, 2048, n, k) for variant in ("tensor_core", "wgmma")]
-    one_row = [(6144, 4096), (28672, 4096), (4096, 14336), (16384, 2048), (128256, 2048)]
-    decoding = [*(("gemv", 1, n, k) for n, k in one_row), ("gemv", 8, 6144, 4096)]
-    batches = [("flat", m, n, k) for n, k in one_row[:3] for m in (1, 8, 16, 32, 64, 128, 256)]
-    batches += [("fixed_order", m, n, k) for n, k in one_row[:3] for m in (1, 64, 256, 2048)]
-    batches += [("wgmma", m, n, k) for n, k in one_row[:3] for m in (128, 256)]
-    shapes = [*ladder, *decoding, *batches]
-    others = [name for name in VARIANTS if name not in {shape[0] for shape in shapes}]
+    """The ladder of the lessons and the kernels of an 8B model, then other shapes of all variants, for tuning."""
+    yield from of_shapes(recorded_shapes())
+    yield from for_tuning(of_shapes(shapes_for_tuning()))
+    yield from quantized_measured.measured()
+
+
+def recorded_shapes():
+    """(variant, M, N, K) of the record's rows."""
+    for variant in ("naive", "tiled", "vectorized", "tensor_core", *HOPPER_RUNGS):
+        yield variant, 2048, 2048, 2048
+    for variant in HOPPER_RUNGS:
+        yield variant, 8192, 8192, 8192
+    yield from ((variant, 4096, 4096, 4096) for variant in HOPPER_RUNGS if variant != "wgmma")
+    yield from (("wgmma", 2048, n, k) for n, k in OF_8B)
+    yield from (("gemv", 1, n, k) for n, k in (*OF_8B, (128256, 2048)))
+    yield from (("flat", m, 6144, 4096) for m in (1, 8, 64, 256))
+    yield from (("flat", m, 4096, 14336) for m in (1, 64, 256))
+    yield from (("gemv", 8, 6144, 4096), ("wgmma", 256, 6144, 4096), ("flat", 64, 28672, 4096), ("warp_per_row", 8, 2048, 2048))
+
+
+def shapes_for_tuning():
+    """The shapes that the record does without; a variant that has none gets a small one."""
+    shapes = [("gemv", 1, 16384, 2048), *((variant, 4096, 4096, 4096) for variant in ("tiled", "vectorized", "tensor_core", "wgmma"))]
+    shapes += [(variant, 2048, 2048, 2048, FLOAT32) for variant in ("naive", "tiled", "vectorized")]
+    for n, k in OF_8B:
+        shapes.append(("tensor_core", 2048, n, k))
+        shapes += [("flat", m, n, k) for m in (1, 8, 16, 32, 64, 128, 256)]
+        shapes += [("fixed_order", m, n, k) for m in (1, 64, 256, 2048)]
+        shapes += [("wgmma", m, n, k) for m in (128, 256)]
+    recorded = [*recorded_shapes()]
+    others = [name for name in VARIANTS if name not in {shape[0] for shape in (*shapes, *recorded)}]
     shapes += [(name, min(2048, VARIANTS.entry(name).most_rows or 2048), 2048, 2048) for name in others]
+    return [shape for shape in shapes if shape not in recorded]
+
+
+def of_shapes(shapes):
+    """The rows of these shapes, named M x N x K: FLOPs per second for many rows, bytes per second for few."""
     for variant, m, n, k, *dtype in shapes:
         launch = product(variant, m, n, k, *dtype)
         moved, few_rows = matmul_bytes(m, n, k, launch.dtype.itemsize), m <= MOST_ROWS_OF_FLAT
         unit, work = (TB_S, moved) if few_rows else (TFLOP_S, matmul_flops(m, n, k))
         case, size = f"{m}x{n}x{k}, {launch.dtype}", dict(work=work, set_bytes=moved, sample=16)
         yield Measured(launch, variant, case, unit=unit, peers=("cuBLAS",), **size)
-    yield from quantized_measured.measured()

@@ -25,7 +25,17 @@ PEERS = {
     "bfloat16": ("cuBLAS",), "fp8": ("_scaled_mm, per tensor", "_scaled_mm, per row"), "int8": ("_int_mm",),
     "int4/128": ("_weight_int4pack_mm",),
 }  # fmt: skip
-VARIANTS = {  # format -> rows of x -> variants to measure
+OF_THE_RECORD = (28672, 4096)
+RECORDED = {  # format -> rows of x -> the variant that engines choose for the matrix OF_THE_RECORD
+    "bfloat16": dict.fromkeys((1, 16, 64, 256, 2048), "chosen"),
+    **dict.fromkeys(("fp8", "int8"), {1: "tensor_core_gemv", 16: "flat", 64: "flat", 256: "wgmma", 2048: "wgmma"}),
+    "int4/128": {1: "tensor_core_gemv", 16: "batched_gemv", **dict.fromkeys((64, 256, 2048), "wgmma")},
+    "nf4/nested": {1: "tensor_core_gemv", 16: "batched_gemv", 64: "wgmma"},
+    "int4/32": {1: "tensor_core_gemv"},
+    "int8_groups": {1: "gemv"},
+    "fp8_block": {1: "gemv"},
+}  # fmt: skip
+VARIANTS = {  # format -> rows of x -> variants to measure for tuning
     "bfloat16": {rows: ("chosen",) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)},
     **dict.fromkeys(("fp8", "int8"), {
         1: ("gemv", "flat", "wgmma", "tensor_core_gemv"), **dict.fromkeys((2, 4, 8, 16, 32), ("flat",)),
@@ -89,10 +99,12 @@ def row(form, variant, m, n, k):
 
 
 def measured():
-    """The four GEMMs of a layer in every format, and large square GEMMs in 8 bits."""
-    for form, by_rows in VARIANTS.items():
-        for m, variants in by_rows.items():
-            for (n, k), variant in itertools.product(SHAPES, variants):
-                yield row(form, variant, m, n, k)
-    for form in ("fp8", "int8", "fp8_block"):
-        yield row(form, "wgmma", 8192, 8192, 8192)
+    """The largest GEMM of a layer by the chosen variants; then, for tuning, all four by all variants, and large square GEMMs in 8 bits."""
+    recorded = {(form, variant, m, *OF_THE_RECORD) for form, by_rows in RECORDED.items() for m, variant in by_rows.items()}
+    sizes = [
+        (form, variant, m, n, k)
+        for form, by_rows in VARIANTS.items() for m, variants in by_rows.items() for (n, k), variant in itertools.product(SHAPES, variants)
+    ]  # fmt: skip
+    sizes += [(form, "wgmma", 8192, 8192, 8192) for form in ("fp8", "int8", "fp8_block")]
+    for size in sizes:
+        yield replace(row(*size), for_tuning=size not in recorded)

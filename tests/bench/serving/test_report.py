@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from minllm.bench.serving.comparisons import ServingBench, compare_policies, compare_preemption, sweep_max_num_seqs
+from minllm.bench.serving.comparisons import ServingBench, compare_policies, compare_preemption, sweep_concurrency
 from minllm.bench.serving.live_table import LiveTable, live_table
 from minllm.bench.serving.metrics import ServedRun, StepSample, calculate_metrics, pooled
 from minllm.bench.serving.plots import MOST_POINTS, checked_folder, cumulative, thinned, write_plots
@@ -68,14 +68,17 @@ def test_two_runs_pooled_have_the_throughput_and_the_latencies_of_both():
     assert both.itl.p99 == pytest.approx(slow.metrics.itl.p99)
 
 
-def test_preemption_and_sequences_are_options_of_the_engine():
+def test_preemption_is_an_option_of_the_engine():
     clock, made = VirtualClock(time=100.0), []
     assert len(list(compare_preemption(bench(clock, made), [math.inf]))) == 3
     assert [options for options, _ in made] == [dict(preemption=mode) for mode in ("recompute", "swap", "drop")]
-    made.clear()
-    found = list(sweep_max_num_seqs(bench(clock, made), [math.inf], counts=(1, 8)))
-    assert [options for options, _ in made] == [dict(max_num_seqs=1), dict(max_num_seqs=8)]
-    assert [result.metrics.max_running for result in found] == [1, 8]
+
+
+def test_every_client_sends_as_many_requests():
+    clock, made = VirtualClock(time=100.0), []
+    found = list(sweep_concurrency(bench(clock, made), [math.inf], clients=(1, 8)))
+    assert [options for options, _ in made] == [{}] and [result.variant for result in found] == ["max_concurrency 1", "max_concurrency 8"]
+    assert [(result.metrics.completed, result.metrics.max_running) for result in found] == [(3, 1), (24, 8)]
     assert found[1].metrics.output_throughput == pytest.approx(8 * found[0].metrics.output_throughput)
 
 

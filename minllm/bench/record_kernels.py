@@ -1,0 +1,31 @@
+"""The kernels that the parts of a record launch, for tools/record.py, which compiles them before it measures."""
+
+from minllm.bench.kernel_cases import kernels_of_record as kernels_of_cases
+from minllm.cache.kv_cache import CacheShape
+from minllm.catalogue.rows import BFLOAT16
+from minllm.engine.kernels_needed import EngineShape, kernels_needed
+from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.models.shapes import named_config
+from minllm.runtime.device import Device
+from minllm.runtime.dry_run import Signature
+from minllm.weights.formats import WEIGHT_FORMATS
+
+# (shape, format of its weights or "") of the engines whose steps and serving are measured
+ENGINES = (("llama-3.2-1b", ""), ("llama-3.1-8b", ""), ("llama-3.1-8b", "fp8"), ("llama-3.1-8b", "int4_g128"), ("qwen3-30b-a3b", ""))
+LIMITS = dict(max_num_seqs=512, max_num_batched_tokens=4096, max_model_len=4160)  # of an engine that launches all their kernels
+
+
+def kernels_of_record(device: Device) -> list[Signature]:
+    """The kernels of the measured cases and of the engines, with their argument types."""
+    of_engines = [kernels_needed(engine_shape(device, *engine)) for engine in ENGINES]
+    return list(dict.fromkeys([*kernels_of_cases(device.compute_capability), *(one for found in of_engines for one in found)]))
+
+
+def engine_shape(device: Device, model: str, weight_format: str) -> EngineShape:
+    """An engine of a known shape with a plain cache and graphs."""
+    config = named_config(model)
+    cache = CacheShape(config.num_hidden_layers, 16, config.num_key_value_heads, config.head_dim, BFLOAT16)
+    return EngineShape(
+        device, config, cache, WEIGHT_FORMATS.get(weight_format), kernel_variants=None, virtual_cache=False, uses_graphs=True,
+        kinds=(SamplingKind.GREEDY, SamplingKind.RANDOM), **LIMITS,
+    )  # fmt: skip
