@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from minllm.bench.frameworks_table import COMPARED, VLLM_DATE, ratio, recorded_row
 from minllm.bench.results_table import SHORT, recorded_in, share
+from minllm.bench.serving.comparisons import CLIENTS
 from minllm.figures.bars import Bar, bars
 from minllm.figures.curves import curves
 from minllm.figures.figure import NARROW, Figure
@@ -54,6 +55,36 @@ def roof_chart(record: dict) -> Figure:
         caption=f"{runs(row for *_, row in shown)}. The limit is a copy's bandwidth, or cuBLAS's FLOP/s.",
         width=NARROW,
     )
+
+
+def pareto_chart(record: dict) -> Figure | None:
+    """Tokens per second of one user against those of the GPU, a line per format of weights, as `vllm bench sweep plot_pareto` has the axes.
+
+    A point is a number of clients; those that another one beats in both rates are left out. None if the record has no such runs.
+    """
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    runs_of = [row for row in record["rows"] if row["benchmark"] == "serving throughput" and row["variant"].startswith(CLIENTS)]
+    for row in runs_of:
+        form = re.search(r"weights in (\w+)", row["case"])
+        points[form[1] if form else "bfloat16"].append((row["value"] / int(row["variant"].split()[1]), row["value"]))
+    if not points:
+        return None
+    return curves(
+        {name: frontier(found) for name, found in points.items()}, "tokens/s per user", "tokens/s per GPU",
+        "Llama 3.1 8B: speed for each user against speed for all", log_x=True, log_y=True,
+        caption=f"{runs(runs_of)}. Prompts and answers of 128 tokens; a point is a number of clients, from "
+        f"{min(int(row['variant'].split()[1]) for row in runs_of)} to {max(int(row['variant'].split()[1]) for row in runs_of)}. "
+        "Up and to the right is better.",
+    )  # fmt: skip
+
+
+def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other one beats in both coordinates, by the first."""
+    best: list[tuple[float, float]] = []
+    for point in sorted(points, reverse=True):
+        if not best or point[1] > best[-1][1]:
+            best.append(point)
+    return best[::-1]
 
 
 def layer_times(record: dict) -> dict[str, list[tuple[int, float]]]:

@@ -96,7 +96,7 @@ def serve_options(row: Row) -> list[tuple[str, str]]:
     """The options of `minllm bench serve`: the list of requests or their lengths, and the options that the row varies."""
     case = found(row, request_list=r"(mixed-prompts|nano-vllm|tensorrt-llm-\d+-\d+)")
     case = case or found(row, num_prompts=r"(\d+) requests", input_len=r"prompts ([\d,]*\d)", output_len=r"outputs (\d+)")
-    case += found(row, request_rate=r"(\d+) requests/s", quantization=r"weights in (\w+)")
+    case += found(row, request_rate=r"(\d+) requests/s", quantization=r"weights in (\w+)", kv_cache_dtype=r"KV cache in (\w+)")
     case += [("compare-policies", "")] if "requests/s" in row["case"] else []
     case += [("kv-cache-memory-bytes", "1000000000"), ("compare-preemption", "")] if "KV cache of 1 GB" in row["case"] else []
     case += [(name, value.replace(",", "")) for name, value in found(row, max_num_batched_tokens=r"([\d,]+) tokens per step")]

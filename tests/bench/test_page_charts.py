@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from minllm.bench.page_charts import layer_times, roof_chart, vllm_chart
+from minllm.bench.page_charts import layer_times, pareto_chart, roof_chart, vllm_chart
 from minllm.bench.results_table import BEGIN
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -41,3 +41,25 @@ def test_the_lines_of_formats_are_the_sums_of_the_page():
             assert [count for count, _ in drawn] == [count for count, _ in shown]
             assert all(fastest <= 1.001 * chosen and chosen <= 1.013 * fastest for (_, fastest), (_, chosen) in zip(drawn, shown))
     assert not times
+
+
+def test_the_pareto_plot_has_both_rates_of_every_run():
+    """A user's rate is the GPU's over the number of clients; a run that another one beats in both is left out."""
+    rates = {
+        "": {1: 250.0, 64: 8000.0, 256: 12800.0},
+        ", weights in fp8, KV cache in fp8_e4m3": {1: 440.0, 8: 3200.0, 64: 3100.0, 256: 25600.0},
+    }
+    case, run = (
+        "llama-3.1-8b (random weights), 512 requests",
+        dict(benchmark="serving throughput", machine="NVIDIA H200", date="2026-01-02"),
+    )
+    rows = [
+        dict(run, case=f"{case}{form}, all at once", variant=f"max_concurrency {clients}", value=value)
+        for form, found in rates.items()
+        for clients, value in found.items()
+    ]
+    drawn = pareto_chart(dict(rows=[*rows, dict(run, case=f"{case}, all at once", variant="split_fuse", value=9e9)]))
+    spoken = drawn.alternative
+    assert "bfloat16: 12,800 at 50 to 250 at 250" in spoken and "fp8: 25,600 at 100 to 440 at 440" in spoken
+    assert drawn.svg.count("<circle") == 3 + 3 and "from 1 to 256" in drawn.caption
+    assert pareto_chart(dict(rows=[])) is None

@@ -83,9 +83,10 @@ def run(
         machine, open_engine = simulated_gpu(model, simulate, clock)
 
     weights = ", simulated" if simulate else " (random weights)" if model in SHAPES else ""
-    cache, quantization = options.get("kv_cache_memory_bytes"), options.get("quantization")
+    cache, quantization, codes = (options.get(name) for name in ("kv_cache_memory_bytes", "quantization", "kv_cache_dtype"))
     description = chosen.description + (f", weights in {quantization}" if quantization else "")
     description += f", KV cache of {cache / 1e9:g} GB" if cache else ""
+    description += f", KV cache in {codes}" if codes not in (None, "auto") else ""
     bench = ServingBench(
         lambda tried: open_engine(options | tried) if simulate else opened_engine(model, options | tried, longest(chosen.requests)),
         f"{model}{weights}, {description}",
