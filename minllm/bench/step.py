@@ -189,7 +189,8 @@ class StepBench:
 
             of_peers = prefill_seconds(self.model, prompt, peers)
             peer = dict(peer="torch cuBLAS + SDPA cuDNN", peer_value=rounded(1e3 * of_peers), ratio=rounded(of_peers / seconds))
-        return [self.prefill_row(prompt, "bfloat16", seconds, **peer), self.prefill_row(prompt, "bfloat16, graph replay", replayed)]
+        dtype = str(self.ops.dtype)
+        return [self.prefill_row(prompt, dtype, seconds, **peer), self.prefill_row(prompt, f"{dtype}, graph replay", replayed)]
 
     def prefill_seconds(self, call: Callable[[], Any]) -> float:
         """Median seconds of a call that computes a prompt."""

@@ -1,5 +1,6 @@
 """`minllm bench`: measurements of this machine, each implemented in a file of minllm/bench."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,6 +9,7 @@ from minllm.cli.bench_serve import bench_serve
 from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, QuantizationOption, VariantOption, variants
 from minllm.cli.terminal import user_errors
 
+REPORT = Path("report.json")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
 bench_app.command("serve")(bench_serve)
 
@@ -131,6 +133,17 @@ def bench_ranks(
         options = dict(device=device.value, dtype=dtype.value, kernel_variants=variants(variant), quantization=quantization)
         splits = [benchmark.Split(size, pipeline_parallel_size) for size in tensor_parallel_size or (1, 2)]
         benchmark.run(model, options, splits, benchmark.Work(batch or (1, 64), context, prompt, throughput), json_file)
+
+
+@bench_app.command("report")
+def bench_report(
+    json_file: Annotated[Path, typer.Option("--json", metavar="FILE", help="The file to write.")] = REPORT,
+) -> None:
+    """The core of the recorded results for this GPU, in two minutes, as a file to send (needs a GPU, no PyTorch)."""
+    with user_errors():
+        from minllm.bench import report as benchmark
+
+        benchmark.run(json_file)
 
 
 @bench_app.command("launch")
