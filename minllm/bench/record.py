@@ -6,7 +6,8 @@ The format of `docs/results/*.json` and of `--json`:
 
 Benchmark, case and variant identify a row, and a new measurement replaces the old row. Each row names its run (machine, date, commit) and
 holds the key of the kernels that it measured (kernel_keys.py), which shows whether they have changed since. The fields above the rows are
-those of the newest run. docs/results/h200_step.json holds a single run: a whole step and the kernels in it.
+those of the newest run. docs/results/h200_step.json holds a single run: a whole step and the kernels in it; h200_earlier.json rows of
+earlier runs that pages still quote with their dates, of dead ends for example, and that the record no longer measures.
 """
 
 import contextlib

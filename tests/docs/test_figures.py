@@ -21,7 +21,7 @@ from minllm.planning.predicted import predicted_step_ms
 
 ROOT = Path(__file__).parents[2]
 RECORD = json.loads((ROOT / "docs/results/h200.json").read_text(encoding="utf-8"))
-for other in ("h200_all_reduce", "h200_ranks", "h200_quantised", "h100_quantised"):
+for other in ("h200_earlier", "h200_all_reduce", "h200_ranks", "h200_quantised", "h100_quantised"):
     RECORD["rows"] += json.loads((ROOT / f"docs/results/{other}.json").read_text(encoding="utf-8"))["rows"]
 UNITS = {  # unit: (kind, in units of the kind)
     "s": ("s", 1.0), "ms": ("s", 1e-3), "µs": ("s", 1e-6), "TB/s": ("B/s", 1e12), "GB/s": ("B/s", 1e9), "TFLOP/s": ("FLOP/s", 1e12),
