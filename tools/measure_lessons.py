@@ -38,7 +38,7 @@ from minllm.runtime.device import current_device
 SIDE = 16384  # side of the copied matrix: 1 GiB in float32
 MODEL = "llama-3.1-8b"
 NEW, REPEATS = 33, 3
-SPLITS = (1, 2, 4, 8, 16, 32, 56, 128)
+SPLITS = (1, 4, 16, 32, 48, 49, 56, 128)
 LENGTHS = (64, 512, 4096)
 
 

@@ -1,8 +1,7 @@
-"""Compares memory modes: the cost of an allocation, the speed of copies, and their effect on a model.
+"""Compares memory modes: the cost of an allocation and the speed of copies.
 
 Allocation: an array is allocated, a kernel writes it, it is freed; the result is the median of the host's time. Copies: between host and
-device, from page-locked ("pinned") and pageable memory, each started and waited for; the result is the median. Model: prefill and decode of
-the 1B shape with random weights, in every mode of allocation, and with results read through pageable memory.
+device, from page-locked ("pinned") and pageable memory, each started and waited for; the result is the median.
 
 Copies are measured first. The driver clears memory that is freed with cuMemFree, apparently with the DMA engine for copies to the GPU: on
 an H200 for 2.5 ms per GiB, in slices of 1 ms, and a copy to the GPU waits for the end of a slice, whatever its size. After synchronous
@@ -12,13 +11,11 @@ allocations had freed 100 GB, copies of 64 KiB ran at 0.06 GB/s instead of 6 for
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minllm.bench.generate import measure, opened_model
 from minllm.bench.record import Row, new_record, write_json
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.memory import ALLOCATIONS, DeviceMemory, device_memory, pinned_empty
@@ -26,10 +23,9 @@ from minllm.runtime.memory import ALLOCATIONS, DeviceMemory, device_memory, pinn
 ALLOCATION_BYTES = (1 << 12, 1 << 18, 1 << 24, 1 << 29)
 COPY_BYTES = (1 << 16, 1 << 20, 1 << 26, 1 << 29)
 TURNS = 200
-MODES = [dict(allocation=name) for name in ALLOCATIONS] + [dict(pinned=False)]
 
 
-def run(model: str, prompt_tokens: int, tokens: int, json_file: Path | None) -> None:
+def run(json_file: Path | None) -> None:
     """Measure and print; if `json_file` is given, write the record. Raises DeviceError without a GPU."""
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
     device, rows = current_device().name, []
@@ -45,15 +41,6 @@ def run(model: str, prompt_tokens: int, tokens: int, json_file: Path | None) -> 
         costs = [allocation_microseconds(device_memory(name), nbytes) for name in ALLOCATIONS]
         table.add_row(size(nbytes), *(f"{cost:.1f} µs" for cost in costs))
         rows += [Row("allocation", size(nbytes), name, round(cost, 1), "µs") for name, cost in zip(ALLOCATIONS, costs, strict=True)]
-    out.print(table)
-    table = Table(model, "prompt, tokens/s", "decode, tokens/s", "decode without graphs, tokens/s")
-    for mode in MODES:
-        found = [model_speeds(model, mode | dict(enforce_eager=eager), prompt_tokens, tokens) for eager in (False, True)]
-        name = mode.get("allocation", "pool, pageable reads")
-        values = {"prefill": found[0][0], "decode": found[0][1], "decode without graphs": found[1][1]}
-        table.add_row(name, *(f"{value:.0f}" for value in values.values()))
-        case = f"{model}, batch 1, prompt {prompt_tokens}, new {tokens}"
-        rows += [Row(f"memory mode, {stage}", case, name, round(value, 1), "tokens/s") for stage, value in values.items()]
     out.print(table)
     if json_file is not None:
         write_json(json_file, new_record(device, {"copy_tb_s": None}, rows))
@@ -98,10 +85,3 @@ def copy_gb_s(nbytes: int, way: str, pinned: bool, turns: int = 7) -> float:
         check_driver(driver.cuCtxSynchronize(), "wait for the copy")
         times.append(time.perf_counter() - start)
     return nbytes / statistics.median(times[1:]) / 1e9
-
-
-def model_speeds(model: str, options: dict[str, Any], prompt_tokens: int, tokens: int) -> tuple[float, float]:
-    """(prompt tokens/s, new tokens/s) of one sequence."""
-    with opened_model(model, dict(device="cuda", dtype="bfloat16", **options), prompt_tokens + tokens) as llm:
-        card = measure(llm, prompt_tokens, tokens, repeats=3)
-    return card.prefill_tokens_per_s, card.decode_tokens_per_s

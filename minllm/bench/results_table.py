@@ -124,7 +124,6 @@ SECTIONS = (
     ("Whole models", ("decode step", "whole prefill", "time to first token", "length", "batch")),
     ("Kernels", ("",)),
 )
-MOST_COMMANDS = 4  # shown below a table; if there are more, the head of the section shows them
 WHOLE_MODELS = ("decode", "prefill")  # names that are also prefixes of kernel benchmarks
 
 
@@ -145,27 +144,8 @@ def folded(benchmark: str, rows: Sequence[dict], record: dict) -> str:
     shown = table({f"{row['case']}, {row['variant']}{origin(row, record)}": row for row in rows}, record)
     title = f"{benchmark[0].upper()}{benchmark[1:]}: {len(rows)} row{'s' if len(rows) > 1 else ''}"
     head = f'<details class="result-rows" id="{anchor(benchmark)}" markdown="1">\n<summary>{title}</summary>'
-    return "\n".join([head, "", shown, "", *measured_by(benchmark, rows), "", "</details>"])
-
-
-def measured_by(benchmark: str, rows: Sequence[dict]) -> list[str]:
-    """The line with the commands of a table's rows, or with a link to those of the section if there are many."""
-    commands = commands_of(rows)
-    if len(commands) > MOST_COMMANDS:
-        title = section_of(benchmark)
-        return [f"Measured by [the commands of this section](#{anchor(title)}-commands)."]
-    return [f"Measured by {' and '.join(f'`{command}`' for command in commands)}."]
-
-
-def section_commands(title: str, tables: Mapping[str, Sequence[dict]]) -> list[str]:
-    """The collapsed list of a section's commands, if a table of it has too many to show; else empty."""
-    many = [row for rows in tables.values() if len(commands_of(rows)) > MOST_COMMANDS for row in rows]
-    commands = commands_of(many)
-    if not commands:
-        return []
-    head = f'<details class="result-commands" id="{anchor(title)}-commands" markdown="1">'
-    summary = f"<summary>The {len(commands)} commands of this section</summary>"
-    return ["\n".join([head, summary, "", *(f"- `{command}`" for command in commands), "", "</details>"])]
+    commands = " and ".join(f"`{command}`" for command in commands_of(rows))
+    return "\n".join([head, "", shown, "", f"Measured by {commands}.", "", "</details>"])
 
 
 def full_table(record: dict) -> str:
@@ -177,7 +157,7 @@ def full_table(record: dict) -> str:
     for title, _ in reversed(SECTIONS):
         tables = {name: rows for name, rows in rows_of.items() if section_of(name) == title}
         folds = [folded(name, rows, record) for name, rows in tables.items()]
-        parts += [f"### {title}", *section_commands(title, tables), *folds] if folds else []
+        parts += [f"### {title}", *folds] if folds else []
     return "\n\n".join(parts)
 
 

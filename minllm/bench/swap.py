@@ -21,7 +21,7 @@ from minllm.bench.memory import copy_gb_s
 from minllm.bench.record import Row, new_record, write_json
 from minllm.cache.offload import SwapSpace
 from minllm.cache.transfers import CudaTransfers
-from minllm.costs.swap import SwapRates, crossings, recompute_ms, swap_ms
+from minllm.costs.swap import SwapRates, recompute_ms, swap_ms
 from minllm.engine.running.batch_arrays import NewTokens, build_batch, to_backend
 from minllm.machine.hardware import find_gpu
 from minllm.models.decoder import forward
@@ -60,35 +60,19 @@ def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> No
         for name, ms, floor in zip(("recompute", *KINDS), found, predicted, strict=True):
             variant = name if name == "recompute" else f"swap, {name}"
             limit = dict(limit=round(floor, 3), of_limit=round(floor / ms, 3))
-            rows.append(Row("preemption", f"{model}, {count} tokens", variant, round(ms, 3), "ms", **limit))
+            beside = hidden if count == counts[-1] // 4 and variant == "swap, pinned" else {}
+            metrics = {f"hidden behind a prefill, {way}, %": round(100 * share, 1) for way, share in beside.items()}
+            rows.append(Row("preemption", f"{model}, {count} tokens", variant, round(ms, 3), "ms", **limit, metrics=metrics))
     out.print(table)
     for way, share in hidden.items():
         out.print(f"{share:.0%} of a swap {way} hides behind a prefill of another sequence")
-    for kind in KINDS:
-        expected, seen = crossings(config, rates[kind], counts[-1]), measured_crossings(counts, times[kind], times["recompute"])
-        out.print(f"{kind}: swap and recompute cross at {words(expected)} (predicted), at {words(seen)} (measured)")
     if json_file is not None:
         write_json(json_file, new_record(device, {"copy_tb_s": round(bandwidth, 3)}, rows))
-
-
-def words(tokens: list[int]) -> str:
-    """Crossings as text."""
-    return " and ".join(f"{count:,} tokens" for count in tokens) or "no length"
 
 
 def both_ways_gb_s(pinned: bool) -> float:
     """GB/s per direction of large copies out and in, one after the other."""
     return 2 / sum(1 / copy_gb_s(LARGE_COPY, way, pinned) for way in ("to GPU", "from GPU"))
-
-
-def measured_crossings(counts: list[int], swap: list[float], recompute: list[float]) -> list[int]:
-    """Token counts at which the two curves cross, interpolated linearly in the logarithm of the count."""
-    found, gaps = [], np.log(np.array(swap) / np.array(recompute))
-    for i in range(len(counts) - 1):
-        if gaps[i] * gaps[i + 1] < 0:
-            part = gaps[i] / (gaps[i] - gaps[i + 1])
-            found.append(round(float(np.exp(np.log(counts[i]) + part * np.log(counts[i + 1] / counts[i])))))
-    return found
 
 
 def median_of(call: Callable[[], None], sync: Callable[[], None], turns: int = 5) -> float:

@@ -1,17 +1,10 @@
-"""The cost of virtual memory: the driver's calls page by page, and decode attention on the virtual cache against a contiguous one.
+"""Decode attention on the virtual cache against a contiguous one.
 
-The calls are timed on the host, one by one, on an idle GPU; results are medians. Attention reads the same numbers from both caches with
-the same kernel: from arrays [sequences, context, kv_heads, head_dim], one per layer, and from one address range in which all layers of a
-token are adjacent (cache/virtual/cache.py). Launches cycle through the layers, as a forward does.
-
-A loss may come from the layout or from the pages, so one size is also measured with the same layout in ordinary memory, and with fewer
-adjacent layers.
+The same kernel reads the same numbers from both: from arrays [sequences, context, kv_heads, head_dim], one per layer, and from one address
+range in which all layers of a token are adjacent (cache/virtual/cache.py). Launches cycle through the layers, as a forward does.
 """
 
-import statistics
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,34 +21,25 @@ from minllm.cache.virtual.cache import VirtualKVCache
 from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.split_tensor_core import split_tensor_core
-from minllm.kernels.kv.layout import layer_of
 from minllm.ops.protocol import LayerCache, Ops
 from minllm.runtime.array_protocol import Array
 from minllm.runtime.cuda_pages import CudaPages
 from minllm.runtime.device import check_driver, current_device
 
-PAGES = 400
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 SIZES = ((1, 8192), (64, 4096))  # sequences, context
 LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 32, 8, 128  # Llama-3.1-8B
-CAUSES = tuple((64, 4096, *layout) for layout in ((LAYERS, False), (8, True), (4, True)))  # sequences, context, layers, mapped
 CONTIGUOUS_LAYERS = 4  # number of one-layer arrays that are read in turn, far larger together than the caches
-STEPS = ("create", "map", "set access", "unmap", "release")
 
 
 def run(json_file: Path | None) -> None:
     """Measure and print; if `json_file` is given, write the record. Raises DeviceError without a GPU."""
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
     device = current_device().name
-    costs = page_costs(CudaPages())
-    table = Table("call", "µs a page of 2 MiB")
-    for name, microseconds in costs.items():
-        table.add_row(name, f"{microseconds:.1f}")
-    out.print(table)
     rows = []
     table = Table("decode attention", "contiguous", "layers side by side", "of contiguous")
-    for measured in (*((*size, LAYERS, True) for size in SIZES), *CAUSES):
-        row = decode_row(*measured)
+    for size in SIZES:
+        row = decode_row(*size)
         rows.append(row)
         table.add_row(f"{row.case}: {row.variant}", f"{row.peer_value} {row.unit}", f"{row.value} {row.unit}", f"{row.ratio}")
         out.print(row.case, row.variant, row.value, row.peer_value)
@@ -64,53 +48,25 @@ def run(json_file: Path | None) -> None:
         write_json(json_file, new_record(device, {"copy_tb_s": round(copy_tb_s(), 3)}, rows))
 
 
-def page_costs(backend: Any, count: int = PAGES) -> dict[str, float]:
-    """Microseconds per page of each call in STEPS, medians of `count`."""
-    address, page_bytes = backend.reserve(count * backend.page_bytes), backend.page_bytes
-    places = [address + i * page_bytes for i in range(count)]
-    pages: list[Any] = []
-    found = {"create": [microseconds(lambda: pages.append(backend.create())) for _ in range(count)]}
-    found["map"] = [microseconds(partial(backend.map, *place)) for place in zip(places, pages, strict=True)]
-    found["set access"] = [microseconds(partial(backend.allow, place, page_bytes)) for place in places]
-    found["unmap"] = [microseconds(partial(backend.unmap, place, page_bytes)) for place in places]
-    found["release"] = [microseconds(partial(backend.release, page)) for page in pages]
-    backend.give_up(address, count * page_bytes)
-    return {name: statistics.median(times) for name, times in found.items()}
-
-
-def microseconds(call: Callable[[], Any]) -> float:
-    """Host time of a call, in microseconds."""
-    start = time.perf_counter()
-    call()
-    return 1e6 * (time.perf_counter() - start)
-
-
-def decode_row(sequences: int, context: int, layers: int = LAYERS, mapped: bool = True) -> Row:
-    """Attention of one new token per sequence on both caches, in TB/s of keys and values.
-
-    layers: number of adjacent layers in the virtual cache. mapped: False uses ordinary memory with the same layout, to separate the cost of
-    the layout from that of the pages.
-    """
+def decode_row(sequences: int, context: int) -> Row:
+    """Attention of one new token per sequence on both caches, in TB/s of keys and values."""
     from minllm.ops.cuda_ops import CudaOps
 
     ops, clock = CudaOps("bfloat16"), CudaClock()
-    policy = mapped_policy(ops, sequences, context, layers) if mapped else None
-    side_by_side = policy.cache.layers if mapped else layers_of(*random_halves(ops, sequences, context, layers, KV_HEADS, HEAD_DIM))
+    policy = mapped_policy(ops, sequences, context)
     rows = ops.array(np.arange(sequences, dtype=np.int32)[:, None])
-    own = ops.array(np.array([policy.table(sequence) for sequence in range(sequences)], np.int32)) if mapped else rows
-    chosen = [side_by_side[i * layers // CONTIGUOUS_LAYERS] for i in range(CONTIGUOUS_LAYERS)]
+    own = ops.array(np.array([policy.table(sequence) for sequence in range(sequences)], np.int32))
+    chosen = [policy.cache.layers[i * LAYERS // CONTIGUOUS_LAYERS] for i in range(CONTIGUOUS_LAYERS)]
     plain = [LayerCache(*random_halves(ops, sequences, context, KV_HEADS, HEAD_DIM)) for _ in range(CONTIGUOUS_LAYERS)]
     launch = make_launch(ops, sequences, context)
     contenders = [[launch(layer, own) for layer in chosen], [launch(layer, rows) for layer in plain]]
     seconds = medians_in_turn([(launches, clock) for launches in contenders])
-    if mapped:
-        policy.close()
+    policy.close()
     total = 2 * sequences * context * KV_HEADS * HEAD_DIM * BFLOAT16.itemsize
     rates = [total / one / 1e12 for one in seconds]
     case = f"{sequences} x {context}, {HEADS}/{KV_HEADS} heads, d {HEAD_DIM}, bfloat16"
     values = dict(peer="contiguous", peer_value=round(rates[1], 3), ratio=round(seconds[1] / seconds[0], 3))
-    variant = f"{'virtual' if mapped else 'ordinary memory'}, {layers} layers side by side"
-    return Row("decode attention, virtual cache", case, variant, round(rates[0], 3), "TB/s", **values)
+    return Row("decode attention, virtual cache", case, f"virtual, {LAYERS} layers side by side", round(rates[0], 3), "TB/s", **values)
 
 
 def make_launch(ops: Ops, sequences: int, context: int) -> Callable[[LayerCache, Any], Callable[[], None]]:
@@ -127,9 +83,9 @@ def make_launch(ops: Ops, sequences: int, context: int) -> Callable[[LayerCache,
     return launch
 
 
-def mapped_policy(ops: Ops, sequences: int, context: int, layers: int) -> VirtualPolicy:
+def mapped_policy(ops: Ops, sequences: int, context: int) -> VirtualPolicy:
     """A policy with a virtual cache that holds `sequences` sequences of `context` tokens of noise."""
-    shape = CacheShape(layers, context, KV_HEADS, HEAD_DIM, BFLOAT16)
+    shape = CacheShape(LAYERS, context, KV_HEADS, HEAD_DIM, BFLOAT16)
     cache = VirtualKVCache(CudaPages(), shape, sequences, context, num_pairs=1 << 20)
     policy = VirtualPolicy(cache, background=False)
     policy.estimate.tokens = 0
@@ -146,11 +102,6 @@ def random_halves(ops: Ops, *shape: int) -> tuple[Any, Any]:
     for half in halves:
         repeat(noise_of(ops), half.pointer, half.nbytes)
     return halves
-
-
-def layers_of(keys: Array, values: Array) -> list[LayerCache]:
-    """A LayerCache for each layer of keys and values [sequences, context, layers, kv_heads, head_dim]."""
-    return [LayerCache(layer_of(keys, i), layer_of(values, i)) for i in range(keys.shape[2])]
 
 
 def noise_of(ops: Ops) -> Any:

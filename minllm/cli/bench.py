@@ -206,7 +206,7 @@ def bench_cache(
 def bench_virtual(
     json_file: JsonOption = None,
 ) -> None:
-    """What mapping memory page by page costs, and decode attention on the virtual cache against a contiguous one (needs a GPU)."""
+    """Decode attention on the virtual cache against a contiguous one (needs a GPU)."""
     with user_errors():
         from minllm.bench import virtual as benchmark
 
@@ -215,16 +215,13 @@ def bench_virtual(
 
 @bench_app.command("memory")
 def bench_memory(
-    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the prompt.")] = 512,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
     json_file: JsonOption = None,
 ) -> None:
     """The modes of memory: allocation by our pool, synchronous and stream-ordered, pinned and pageable copies (needs a GPU)."""
     with user_errors():
         from minllm.bench import memory as benchmark
 
-        benchmark.run(model, prompt_tokens, tokens, json_file)
+        benchmark.run(json_file)
 
 
 @bench_app.command("swap")

@@ -41,25 +41,6 @@ def recompute_ms(config: ModelConfig, tokens: int, rates: SwapRates) -> float:
     return prefill(config, tokens).floor_ms(rates.bandwidth_tb_s, rates.tflops)
 
 
-def crossings(config: ModelConfig, rates: SwapRates, max_tokens: int, kv_itemsize: float = 2) -> list[int]:
-    """The token counts up to `max_tokens` at which the value of `swap_wins` changes, ascending."""
-    found, low = [], 1
-    while low < max_tokens:
-        high = min(2 * low, max_tokens)
-        before, after = (swap_wins(config, tokens, rates, kv_itemsize) for tokens in (low, high))
-        if before != after:
-            first, last = low, high
-            while last - first > 1:
-                middle = (first + last) // 2
-                if swap_wins(config, middle, rates, kv_itemsize) == before:
-                    first = middle
-                else:
-                    last = middle
-            found.append(last)
-        low = high
-    return found
-
-
 def swap_wins(config: ModelConfig, tokens: int, rates: SwapRates, kv_itemsize: float = 2) -> bool:
     """Whether swapping `tokens` tokens is faster than computing them again."""
     return swap_ms(config, tokens, rates, kv_itemsize) < recompute_ms(config, tokens, rates)

@@ -1,7 +1,7 @@
 """Virtual addresses and pages of a GPU: a backend of virtual_memory.py.
 
-cuMemCreate creates a page, cuMemMap maps it at an address, cuMemSetAccess gives the GPU access; cuMemUnmap and cuMemRelease undo this
-(`minllm bench virtual` measures each). Mapping does not wait for running kernels.
+cuMemCreate creates a page, cuMemMap maps it at an address, cuMemSetAccess gives the GPU access; cuMemUnmap and cuMemRelease undo this.
+Mapping does not wait for running kernels.
 
 Source: CUDA driver API, "Virtual Memory Management".
 """

@@ -1,10 +1,10 @@
-"""Swap against recompute: the two sides by hand, and the crossings as the sign changes they are."""
+"""Swap against recompute: the two sides by hand, and which of them wins by length."""
 
 from dataclasses import replace
 
 import pytest
 
-from minllm.costs.swap import SwapRates, crossings, recompute_ms, swap_ms, swap_wins
+from minllm.costs.swap import SwapRates, recompute_ms, swap_ms, swap_wins
 from minllm.models.shapes import named_config
 
 H200 = SwapRates(host_gb_s=55, bandwidth_tb_s=4.2, tflops=700)
@@ -21,17 +21,14 @@ def test_both_sides_by_hand():
 
 
 def test_grouped_heads_over_a_fast_link_are_always_swapped():
-    assert crossings(ONE_B, H200, 131072) == [] and swap_wins(ONE_B, 1, H200)
+    assert all(swap_wins(ONE_B, tokens, H200) for tokens in (*range(1, 2000), *range(2000, 131072, 1000)))
 
 
 def test_a_model_that_is_computed_sooner_than_a_swap_starts_is_computed_again():
     slow_start = replace(H200, start_ms=2.0)
-    (crossing,) = crossings(ONE_B, slow_start, 131072)
-    assert not swap_wins(ONE_B, crossing - 1, slow_start) and swap_wins(ONE_B, crossing, slow_start)
+    won = [swap_wins(ONE_B, tokens, slow_start) for tokens in range(1, 16384, 8)]
+    assert not won[0] and won[-1] and won == sorted(won)  # from one length on
 
 
 def test_a_slow_link_loses_between_few_tokens_and_very_many():
-    few, many = crossings(ONE_B, PAGEABLE, 131072)
-    assert 20 < few < 200 and 20000 < many < 131072
-    assert swap_wins(ONE_B, few - 1, PAGEABLE) and not swap_wins(ONE_B, few, PAGEABLE)
-    assert not swap_wins(ONE_B, many - 1, PAGEABLE) and swap_wins(ONE_B, many, PAGEABLE)
+    assert [swap_wins(ONE_B, tokens, PAGEABLE) for tokens in (20, 200, 20000, 131072)] == [True, False, False, True]
