@@ -12,6 +12,7 @@
 # make serve-docs   build the site and serve it on http://127.0.0.1:8000, anew with every change
 # make check-install     build an sdist and a wheel, install it into an empty environment, and run it from another folder
 # make size   print the tokens of every floor, and their growth since main, or since the commit SINCE
+# make changed  print how many recorded rows were measured before their kernels last changed
 # make check-site   open the built site in Chromium: links, errors, accessibility, weight
 #
 # Everything is installed into .venv, once: a stamp file in it says what for, and it changes with Python and pyproject.toml. Options:
@@ -61,7 +62,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Material for MkDocs announces the end of its support at every start.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo chat serve test test-gpu test-all smoke lint check-install size docs serve-docs check-site lessons notebooks clean
+.PHONY: demo chat serve test test-gpu test-all smoke lint check-install size changed docs serve-docs check-site lessons notebooks clean
 
 demo: $(DEMO_STAMP)
 	@printf '%b\n' "$$PROMPT" | $(BIN)/python -m minllm generate - --echo
@@ -111,6 +112,9 @@ lint: $(TEST_STAMP)
 
 check-install: $(TEST_STAMP)
 	$(BIN)/python tools/check_install.py
+
+changed: $(TEST_STAMP)
+	@$(BIN)/python tools/record.py --changed
 
 size: $(TEST_STAMP)
 	@$(BIN)/python tools/size_table.py $(SINCE)

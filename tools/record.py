@@ -246,13 +246,14 @@ def keys_at(name: str, rows: Sequence[tuple[str, str, str]]) -> dict[tuple[str, 
 
 
 def print_changed(results: Path) -> None:
-    """Print, by benchmark, how many rows were measured before their kernels last changed, for every GPU's record."""
+    """Print, by benchmark, how many rows were measured before their kernels last changed, for every record with ceilings."""
     for path in sorted(results.glob("*.json")):
-        rows = [row for row in read(path)["rows"] if "key" in row]
+        whole = read(path)
+        rows = whole["rows"] if whole.get("ceilings") else []
         older = Counter(row["benchmark"] for row in rows if is_older(row["benchmark"], row["variant"], row["key"], row["case"]))
-        print(f"{path.name}: the kernels of {older.total()} of {len(rows)} rows have changed since")
-        for name, count in older.most_common():
-            print(f"  {count:4} {name}")
+        if older:
+            counts = "; ".join(f"{count} {name}" for name, count in older.most_common())
+            print(f"{path.name}: the kernels of {older.total()} of {len(rows)} rows have changed since they were measured: {counts}")
 
 
 def write_tables(shown: dict, speed: dict) -> None:
