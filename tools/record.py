@@ -74,7 +74,7 @@ def lesson(name: str, seconds: int, rows: int) -> Part:
 def step(model: str, seconds: int, rows: int, *options: str, batches: Sequence[int] = (1, 16, 64, 256), processes: int = PROCESSES) -> Part:
     """Whole steps of a model, with other options than its 16-bit weights if there are any."""
     sizes = [word for batch in batches for word in ("--batch", str(batch))]
-    name = " ".join(["step", model, *options[1:2]])
+    name = " ".join(["step", model, *(options[1:2] if "--quantization" in options else ())])
     return bench(name, seconds, rows, "step", "--model", model, *sizes, *options, processes=processes)
 
 
@@ -87,36 +87,35 @@ def parts() -> tuple[Part, ...]:
     """All parts, in order."""
     torch, clients = ("--against", "torch"), ("--num-prompts", "512", *LENGTHS, "--compare-concurrency")
     contexts, prompt = ("--context", "192", "--context", "1024"), ("--prompt", "2048", *torch)
+    generated = ("--prompt-tokens", "512", "--tokens", "128")
+    batches = tuple(word for batch in ("1", "4", "16", "64") for word in ("--batch", batch))
     return (
-        bench("kernels", 240, len(chosen_cases((), ())), "kernels", *torch),
-        *(bench(f"generate {model}", 20, 3, "generate", "--model", model, "--prompt-tokens", "512", "--tokens", "128")
-          for model in ("bundled", SMALL, LARGE)),
+        bench("kernels", 190, len(chosen_cases((), ())), "kernels", *torch),
+        *(bench(f"generate {model}", seconds, 3, "generate", "--model", model, *generated)
+          for model, seconds in (("bundled", 8), (SMALL, 15), (LARGE, 25))),
         *(bench(f"perplexity {model}", 10, 2, "perplexity", "--model", model) for model in ("bundled", "draft")),
-        bench("accuracy", 40, 7, "accuracy"),
+        bench("accuracy", 35, 7, "accuracy"),
         lesson("copy", 5, 2), lesson("cache", 5, 2), lesson("splits", 10, 9), lesson("length", 25, 6),
         bench("launch", 10, 9, "launch"),
-        bench("swap", 25, 12, "swap"),
-        bench("virtual", 25, 5, "virtual"),
-        bench("speculation", 60, 8, "speculation", "--model", LARGE, "--draft", "ngram", "--acceptance", "0.8",
-              *(word for batch in ("1", "4", "16", "64") for word in ("--batch", batch))),
-        bench("startup", 40, 2, "startup"),
-        step(SMALL, 45, 12, *contexts, *prompt),
+        bench("swap", 20, 12, "swap"),
+        bench("virtual", 15, 2, "virtual"),
+        bench("speculation", 45, 8, "speculation", "--model", LARGE, "--draft", "ngram", "--acceptance", "0.8", *batches),
+        bench("startup", 30, 2, "startup"),
+        serve("clients", 25, 4, LARGE, *clients, processes=1),
+        serve("clients fp8", 30, 4, LARGE, *clients, *FP8, processes=1),
+        step(SMALL, 40, 12, *contexts, *prompt),
         step(LARGE, 75, 12, *contexts, *prompt),
-        step(LARGE, 60, 4, "--quantization", "int4_g128", "--prompt", "0"),
-        step(LARGE, 60, 4, "--quantization", "fp8", "--prompt", "0"),
-        step(EXPERTS, 40, 4, "--prompt", "0", batches=(1, 16, 64), processes=1),
+        step(LARGE, 45, 4, "--quantization", "int4_g128", "--prompt", "0"),
+        step(LARGE, 50, 4, "--quantization", "fp8", "--prompt", "0"),
+        step(EXPERTS, 35, 4, "--prompt", "0", batches=(1, 16, 64), processes=1),
         *(serve(f"{requests} {model}", seconds, 1, model, "--request-list", requests)
           for model, requests, seconds in ((LARGE, "mixed-prompts", 45), (SMALL, "mixed-prompts", 25), (LARGE, "nano-vllm", 75),
-                                           (SMALL, "nano-vllm", 40))),
-        serve("fp8", 80, 1, LARGE, "--request-list", "tensorrt-llm-128-128", "--num-prompts", "1024", "--max-num-seqs", "512",
-              "--max-num-batched-tokens", "4096", *FP8),
-        serve("clients", 30, 4, LARGE, *clients, processes=1),
-        serve("clients fp8", 35, 4, LARGE, *clients, *FP8, processes=1),
-        serve("clients int4_g128", 35, 4, LARGE, *clients, "--quantization", "int4_g128", processes=1),
-        serve("policies", 60, 8, SMALL, "--num-prompts", "600", "--input-len", "64,256,512", "--output-len", "128", "--compare-policies",
+                                           (SMALL, "nano-vllm", 36))),
+        serve("fp8", 25, 1, LARGE, "--request-list", "tensorrt-llm-128-128", "--num-prompts", "1024", "--max-num-seqs", "512",
+              "--max-num-batched-tokens", "4096", *FP8, processes=1),
+        serve("clients int4_g128", 30, 4, LARGE, *clients, "--quantization", "int4_g128", processes=1),
+        serve("policies", 50, 8, SMALL, "--num-prompts", "600", "--input-len", "64,256,512", "--output-len", "128", "--compare-policies",
               "--request-rate", "192", "--request-rate", "423", "--goodput", "ttft:200 tpot:5", processes=1),
-        serve("preemption", 25, 3, SMALL, "--request-list", "mixed-prompts", "--kv-cache-memory-bytes", "1000000000",
-              "--compare-preemption", processes=1),
     )  # fmt: skip
 
 

@@ -14,15 +14,15 @@ from minllm.bench.row_command import commands_of
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
-# The rows of the short table: (benchmark, prefix of the case, variant, label)
+# The rows of the short table: (benchmark, prefix of the case, variant or None for any, label)
 GATE_AND_UP, INT4 = "28672x4096", "int4 in groups of 128"
 HEADS = "32/8 heads, d 128, bfloat16, contiguous"
 SHORT = (
     ("decode step", "llama-3.2-1b", "graph replay", "a decode step, Llama 3.2 1B shape, batch 1, context 1,024"),
     ("decode step", "llama-3.1-8b", "graph replay", "a decode step, Llama 3.1 8B shape, batch 1, context 1,024"),
     ("decode step", "llama-3.1-8b (random weights in int4_g128), batch 1,", "graph replay", "the same with weights in int4, groups of 128"),
-    ("serving throughput", "llama-3.2-1b (random weights), mixed-prompts", "split_fuse", "256 requests at once, 128 tokens each, 1B shape"),
-    ("serving throughput", "llama-3.1-8b (random weights), mixed-prompts", "split_fuse", "the same, 8B shape"),
+    ("serving throughput", "llama-3.2-1b (random weights), mixed-prompts", None, "256 requests at once, 128 tokens each, 1B shape"),
+    ("serving throughput", "llama-3.1-8b (random weights), mixed-prompts", None, "the same, 8B shape"),
     ("whole prefill", "llama-3.1-8b", "bfloat16", "a whole prefill, Llama 3.1 8B shape, 2,048 tokens"),
     ("matmul", "8192x8192x8192", "wgmma", "8192x8192x8192 (`wgmma`)"),
     ("matmul", "2048x28672x4096", "wgmma", "2048 rows x 28672x4096 (`wgmma`)"),
@@ -110,9 +110,9 @@ def short_table(record: dict) -> str:
     return f"{table({name + origin(row, record): row for name, row in found if row}, record)}\n\n{provenance(record)}"
 
 
-def recorded_in(record: dict, benchmark: str, case: str, variant: str) -> dict | None:
-    """The first row of a benchmark and variant whose case begins so, float32 left out; None if there is none."""
-    found = (row for row in record["rows"] if (row["benchmark"], row["variant"]) == (benchmark, variant))
+def recorded_in(record: dict, benchmark: str, case: str, variant: str | None) -> dict | None:
+    """The first row of a benchmark and a variant, if one is given, whose case begins so, float32 left out; None if there is none."""
+    found = (row for row in record["rows"] if row["benchmark"] == benchmark and variant in (None, row["variant"]))
     return next((row for row in found if row["case"].startswith(case) and "float32" not in row["case"]), None)
 
 

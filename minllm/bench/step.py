@@ -98,6 +98,8 @@ def run(
             gc.collect()  # frees gigabytes
             ops.memory.trim()
         del weights
+        gc.collect()
+        ops.memory.trim()
     record = new_record(device.name, ceilings, rows)
     print(record.to_json() if str(json_file) != "-" else f"{len(rows)} rows", file=out, flush=True)
     if json_file is not None:

@@ -107,7 +107,7 @@ def test_a_record_is_measured_whole_in_two_runs(capsys):
     every = tool.parts()
     assert len({part.name for part in every}) == len(every) and sum(part.rows for part in every) <= tool.MOST_ROWS == 260
     tool.print_plan(every)
-    assert re.search(rf"^{sum(part.rows for part in every)} rows of at most 260, \d runs of at most 540 s$", capsys.readouterr().out, re.M)
+    assert re.search(rf"^{sum(part.rows for part in every)} rows of at most 260, 2 runs of at most 540 s$", capsys.readouterr().out, re.M)
     three = [part.name.split()[0] for part in every if part.processes == 3]
     assert {*three} == {"step", "serve"} and {"lessons", "kernels"} <= {part.name.split()[0] for part in every}
 
