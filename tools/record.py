@@ -210,8 +210,10 @@ def take(path: Path, results: Path = RESULTS, speed: Path = SPEED) -> None:
             f"{path} is no whole record of one commit and at most {MOST_ROWS} rows: it lacks {', '.join(lacking) or 'no part'}."
         )
     renewed = with_own_keys(whole)
-    write_record(results / file_name(whole["device"]), renewed)
-    write_record(speed, {**renewed, "rows": headline_rows(renewed)})
+    name = file_name(whole["device"])
+    write_record(results / name, renewed)
+    if name == SHOWN.name:
+        write_record(speed, {**renewed, "rows": headline_rows(renewed)})
 
 
 def with_own_keys(record: dict) -> dict:

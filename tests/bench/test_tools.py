@@ -136,6 +136,19 @@ def test_a_record_that_lacks_a_part_is_not_taken(record, tmp_path, monkeypatch):
     assert not (tmp_path / "results").exists()
 
 
+def test_a_whole_record_becomes_that_of_the_pages(record, tmp_path, monkeypatch):
+    monkeypatch.setattr(record.tool, "keys_at", lambda name, rows: {rows[0]: "of this machine"})
+    monkeypatch.setattr(record.tool, "headline_rows", lambda whole: whole["rows"])
+    assert record({"one": measuring("one")}) == 0
+    record.tool.take(tmp_path / "h200.json", tmp_path / "results", tmp_path / "speed.json")
+    shown, speed = (json.loads((tmp_path / name).read_text()) for name in ("results/h200.json", "speed.json"))
+    assert shown["rows"] == speed["rows"] and [row["key"] for row in shown["rows"]] == ["of this machine"]
+    other = {**shown, "device": "NVIDIA H100"}
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    record.tool.take(tmp_path / "other.json", tmp_path / "results", tmp_path / "none.json")  # the README stays that of the first
+    assert (tmp_path / "results" / "h100.json").exists() and not (tmp_path / "none.json").exists()
+
+
 def test_a_machine_without_a_gpu_is_refused(monkeypatch, tmp_path):
     tool = load("record")
     monkeypatch.setattr(tool, "is_available", lambda: False)
