@@ -20,7 +20,7 @@ import numpy as np
 
 from minllm import LLM, held_out_text
 from minllm.bench.perplexity import STRIDE, WINDOW
-from minllm.bench.record import Row, device_of, new_record, write_json
+from minllm.bench.record import Row, device_of, write_rows
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.paged import PagedPolicy
@@ -89,8 +89,7 @@ def run(options: dict[str, Any], tokens: int | None, json_file: Path | None) -> 
     measured = rows("bundled", len(token_ids), str(llm.options.dtype), compared)
     for row in measured:
         print(f"{row.variant}: {row.value} {row.unit} ({row.case})", file=out, flush=True)
-    if json_file is not None:
-        write_json(json_file, new_record(device, {"copy_tb_s": None, "bf16_tflops": None}, measured))
+    write_rows(json_file, device, {}, measured)
 
 
 def compare(llm: LLM, token_ids: list[int], caches: tuple[tuple[str, int], ...] = CACHES) -> dict[str, Comparison]:

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.errors import InvalidOptionError, KernelArgumentError, MinLLMError
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import choose
@@ -87,8 +87,7 @@ def run(gpus: int, against: str | None, json_file: Path | None) -> None:
         table.add_row(size(nbytes), *cells[: len(names)], choose(gpus, nbytes) or "NCCL", *cells[len(names) :])
         rows += [row(gpus, nbytes, name, value, nccl) for name, value in found.items() if value]
     out.print(table)
-    if json_file is not None:
-        write_json(json_file, new_record(ranks.devices.devices[0].name, {}, rows))
+    write_rows(json_file, ranks.devices.devices[0].name, {}, rows)
 
 
 def row(gpus: int, nbytes: int, name: str, value: float, nccl: float | None) -> Row:

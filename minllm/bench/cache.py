@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.bench.replay import Replay, replay
 from minllm.bench.traffic import Traffic
 from minllm.cache.contiguous import ContiguousPolicy
@@ -94,8 +94,7 @@ def run(json_file: Path | None, requests: int) -> None:
             found += rows(traffic, name, played)
             print(line(name, played), file=out, flush=True)
         print(file=out)
-    if json_file is not None:
-        write_json(json_file, new_record("cpu", {}, found))
+    write_rows(json_file, "cpu", {}, found)
 
 
 def line(name: str, played: Replay) -> str:

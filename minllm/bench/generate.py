@@ -18,7 +18,7 @@ import numpy as np
 import tokenizers
 from rich.console import Console
 
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.bench.report_card import ReportCard, as_text, card_of
 from minllm.engine.llm import LLM
 from minllm.engine.options import EngineOptions
@@ -50,8 +50,7 @@ def run(model: str, options: dict[str, Any], *, prompt_tokens: int, tokens: int,
     card = card.named(f"{model} (random weights)" if shape_of(model) else model).against(ceilings["copy_tb_s"])
     out = progress if str(json_file) == "-" else Console(highlight=False, soft_wrap=True)
     out.print(as_text(card))
-    if json_file is not None:
-        write_json(json_file, new_record(card.device, ceilings, rows(card)))
+    write_rows(json_file, card.device, ceilings, rows(card))
 
 
 @contextmanager

@@ -32,19 +32,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minllm.catalogue import machine_code
+from minllm.machine.numba_cuda import HAS_NUMBA_CUDA, types
 from minllm.runtime.cache_key import attributes, is_empty, is_instruction, is_instruction_module, is_versioned
-
-try:
-    from minllm.catalogue import machine_code
-except ImportError:  # in commits without this module
-    from minllm.kernels.specimens import all_specimens as machine_code
-
-try:
-    from minllm.machine.numba_cuda import HAS_NUMBA_CUDA, types
-except ImportError:  # in commits without this module
-    from numba.cuda import types
-
-    HAS_NUMBA_CUDA = True
 
 SHARED_KEYS = "MINLLM_KERNEL_KEYS"  # the environment variable with the file of `share_keys`
 SOURCES = {}  # {(file, line, name): result of `numbered` for the function there}
@@ -84,9 +74,8 @@ NOT_RECORDED = (
     "minllm.kernels.slots.local_blocks",
 )  # fmt: skip
 EXPERTS, MODELS_OF_EXPERTS = "minllm.kernels.experts", ("qwen3-30b-a3b",)  # the kernels, and the shapes whose steps launch them
-# for structured outputs, rows that are not aligned, and Gemma 2, then what only earlier commits have
-OF_NO_ROW = ("sampling/mask_logits", "matmul/vectorized_elements", "attention/soft_capped", "attention/split_cascade",
-             "attention/materialized/fill", "attention/materialized/project")  # fmt: skip
+# for structured outputs, rows that are not aligned, and Gemma 2
+OF_NO_ROW = ("sampling/mask_logits", "matmul/vectorized_elements", "attention/soft_capped")
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.memory import ALLOCATIONS, DeviceMemory, device_memory, pinned_empty
 
@@ -42,8 +42,7 @@ def run(json_file: Path | None) -> None:
         table.add_row(size(nbytes), *(f"{cost:.1f} µs" for cost in costs))
         rows += [Row("allocation", size(nbytes), name, round(cost, 1), "µs") for name, cost in zip(ALLOCATIONS, costs, strict=True)]
     out.print(table)
-    if json_file is not None:
-        write_json(json_file, new_record(device, {"copy_tb_s": None}, rows))
+    write_rows(json_file, device, {}, rows)
 
 
 def size(nbytes: int) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minllm import LLM, held_out_text
-from minllm.bench.record import Row, device_of, new_record, write_json
+from minllm.bench.record import Row, device_of, write_rows
 from minllm.models.source import bundled_model
 
 WINDOW, STRIDE = 1024, 512
@@ -36,8 +36,7 @@ def run(model: str, options: dict[str, Any], json_file: Path | None) -> None:
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     for row in measured:
         print(f"{row.benchmark}: {row.value} {row.unit} ({row.case}, {row.variant})", file=out, flush=True)
-    if json_file is not None:
-        write_json(json_file, new_record(device, {"copy_tb_s": None, "bf16_tflops": None}, measured))
+    write_rows(json_file, device, {}, measured)
 
 
 def rows(llm: LLM, model: str, text: str, window: int = WINDOW, stride: int = STRIDE) -> list[Row]:

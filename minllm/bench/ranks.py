@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minllm.bench.generate import check_model, opened_model
-from minllm.bench.record import Row, device_of, new_record, write_json
+from minllm.bench.record import Row, device_of, write_rows
 from minllm.bench.serving.workload import REQUEST_LISTS, within_vocabulary
 from minllm.engine.llm import LLM
 from minllm.engine.requests.sampling_params import SamplingParams
@@ -92,8 +92,7 @@ def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work
                 table.add_row(row.case.removeprefix(f"{model}, "), row.variant, f"{row.value:,.2f} {row.unit}", floor, f"{speedup:.2f}")
                 rows.append(row)
     out.print(table)
-    if json_file is not None:
-        write_json(json_file, new_record(device, {}, rows))
+    write_rows(json_file, device, {}, rows)
 
 
 def measured(llm: LLM, model: str, split: Split, work: Work, device: str) -> Iterator[Row]:

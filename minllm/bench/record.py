@@ -191,3 +191,9 @@ def write_json(path: Path, record: Record) -> None:
         sys.stdout.flush()
     else:
         path.write_text(record.to_json() + "\n", encoding="utf-8")
+
+
+def write_rows(path: Path | None, device: str, ceilings: dict[str, float | None], rows: list[Row]) -> None:
+    """Write the record of these rows as `write_json` does; nothing if `path` is None. device: as for `new_record`."""
+    if path is not None:
+        write_json(path, new_record(device, ceilings, rows))

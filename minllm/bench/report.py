@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from minllm.bench.random_model import load_random_weights
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.bench.record_kernels import kernels_of_engines
 from minllm.bench.serving.command import opened_engine
 from minllm.bench.serving.comparisons import ServingBench
@@ -60,7 +60,7 @@ def run(json_file: Path) -> None:
             out.print(f"{row.benchmark}, {row.case}, {row.variant}: {row.value:,} {row.unit}")
         found += rows
         gc.collect()  # frees gigabytes
-    write_json(json_file, new_record(device.name, ceilings, found))
+    write_rows(json_file, device.name, ceilings, found)
 
 
 def parts(dtype: str, ceilings: dict[str, float | None]) -> dict[str, Callable[[], list[Row]]]:

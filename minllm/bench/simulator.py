@@ -18,7 +18,7 @@ import numpy as np
 from numba import cuda
 
 from minllm.bench import simulator_engines, simulator_suite
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.bench.simulator_engines import CASES as ENGINE_CASES
 from minllm.bench.simulator_engines import EngineCase
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
@@ -166,6 +166,5 @@ def run(
             from tests.sim.every_kernel import ROWS
         print(file=out)
         rows += simulator_engines.count_launches({name: one.run for name, one in ROWS.items()}, out)
-    if json_file is not None:
-        write_json(json_file, new_record("cpu", {}, rows))
+    write_rows(json_file, "cpu", {}, rows)
     return passed and not any(row.of_limit is not None and row.of_limit > 1 for row in rows)

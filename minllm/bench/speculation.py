@@ -24,7 +24,7 @@ from rich.console import Console
 
 import minllm
 from minllm.bench.generate import check_model, opened_model, shape_of, write_shape
-from minllm.bench.record import Row, device_of, new_record, write_json
+from minllm.bench.record import Row, device_of, write_rows
 from minllm.costs.speculation import best_num_drafts, speed_up
 from minllm.costs.step_time import StepTimes
 from minllm.engine.build.speculation import step_times
@@ -90,8 +90,7 @@ def run(
                     case = case_name(model, count, rate, most, schedule) + suffix
                     rows += rows_of(case, draft, count, plain[count], found, predicted)
                     out.print(line(case, draft, count, plain[count], found, predicted))
-            if json_file is not None:
-                write_json(json_file, new_record(device, {}, rows))
+            write_rows(json_file, device, {}, rows)
 
 
 def case_name(model: str, num_sequences: int, rate: float | None, num_drafts: int, schedule: str) -> str:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import minllm
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.bench.speculation import STRIDE
 from minllm.engine.llm import LLM
 from minllm.engine.requests.sampling_params import SamplingParams
@@ -69,8 +69,7 @@ def run(*, prompts: int, prompt_tokens: int, tokens: int, json_file: Path | None
             table.add_row(name, *(f"{value:.2f}" for value in values.values()))
             rows += [Row("speculation counts", case, name, round(value, 4), unit) for unit, value in values.items()]
     Console(highlight=False, stderr=str(json_file) == "-").print(table)
-    if json_file is not None:
-        write_json(json_file, new_record("cpu", {}, rows))
+    write_rows(json_file, "cpu", {}, rows)
 
 
 def count(config: dict[str, Any], prompts: int, prompt_tokens: int, tokens: int) -> Counted:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from minllm.bench.generate import check_model, opened_model
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.engine.options import EngineOptions
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import MinLLMError
@@ -34,9 +34,8 @@ def run(model: str, device: str, json_file: Path | None) -> None:
         for variant in ("empty kernel cache", "full kernel cache"):
             found.append(Row("start-up", case, variant, round(seconds_to_first_token(model, device, cache), 2), "s"))
             out.print(f"{case}, {variant}: {found[-1].value:.1f} s from the command to the first token")
-    if json_file is not None:
-        on_gpu = EngineOptions(device=device).resolved_device() == "cuda"
-        write_json(json_file, new_record(driver.device_name() if on_gpu else "cpu", {}, found))
+    on_gpu = EngineOptions(device=device).resolved_device() == "cuda"
+    write_rows(json_file, driver.device_name() if on_gpu else "cpu", {}, found)
 
 
 def seconds_to_first_token(model: str, device: str, cache: str) -> float:

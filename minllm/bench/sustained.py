@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.catalogue.matmul.products import matmul_flops
 from minllm.catalogue.noise import Noise
 from minllm.runtime.argument_type import BFLOAT16
@@ -110,8 +110,7 @@ def run(json_file: Path | None) -> None:
         for name, found in (("minllm", ours), ("torch cuBLAS", theirs)):
             if found is not None:
                 out.print(f"{m}x{n}x{k} {name}: {found[0]:.0f} TFLOP/s at first, {found[1]:.0f} after {SETTLED:g} s at {found[2].text()}")
-    if json_file is not None:
-        write_json(json_file, new_record(device, {}, rows))
+    write_rows(json_file, device, {}, rows)
 
 
 def row(case: str, variant: str, ours: tuple, theirs: tuple | None, at: int) -> Row:

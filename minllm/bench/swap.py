@@ -18,7 +18,7 @@ from rich.table import Table
 from minllm.bench.ceilings import copy_tb_s
 from minllm.bench.generate import opened_model
 from minllm.bench.memory import copy_gb_s
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.cache.offload import SwapSpace
 from minllm.cache.transfers import CudaTransfers
 from minllm.costs.swap import SwapRates, recompute_ms, swap_ms
@@ -66,8 +66,7 @@ def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> No
     out.print(table)
     for way, share in hidden.items():
         out.print(f"{share:.0%} of a swap {way} hides behind a prefill of another sequence")
-    if json_file is not None:
-        write_json(json_file, new_record(device, {"copy_tb_s": round(bandwidth, 3)}, rows))
+    write_rows(json_file, device, {"copy_tb_s": round(bandwidth, 3)}, rows)
 
 
 def both_ways_gb_s(pinned: bool) -> float:

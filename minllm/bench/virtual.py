@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minllm.bench.ceilings import copy_tb_s
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, write_rows
 from minllm.bench.timing import CudaClock, medians_in_turn
 from minllm.cache.kv_cache import CacheShape
 from minllm.cache.virtual.cache import VirtualKVCache
@@ -44,8 +44,7 @@ def run(json_file: Path | None) -> None:
         table.add_row(f"{row.case}: {row.variant}", f"{row.peer_value} {row.unit}", f"{row.value} {row.unit}", f"{row.ratio}")
         out.print(row.case, row.variant, row.value, row.peer_value)
     out.print(table)
-    if json_file is not None:
-        write_json(json_file, new_record(device, {"copy_tb_s": round(copy_tb_s(), 3)}, rows))
+    write_rows(json_file, device, {"copy_tb_s": round(copy_tb_s(), 3)}, rows)
 
 
 def decode_row(sequences: int, context: int) -> Row:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 import minllm
 from minllm.bench.generate import opened_model, write_shape
-from minllm.bench.record import Row, device_of, new_record, write_json
+from minllm.bench.record import Row, device_of, write_rows
 from minllm.engine.async_llm import AsyncLLM
 from minllm.engine.llm import LLM
 from minllm.engine.options import EngineOptions
@@ -43,8 +43,7 @@ def run(model: str, options: dict[str, Any], *, num_prompts: int, tokens: int, r
     for variant, seconds in found.items():
         rate, share = num_prompts * tokens / seconds, found["serial loop"] / seconds
         out.print(f"{variant:<16}{1e3 * seconds:10.1f} ms {rate:10.0f} tokens/s {share:8.2f} of the serial loop's speed")
-    if json_file is not None:
-        write_json(json_file, new_record(device, {}, rows(case, found, num_prompts * tokens)))
+    write_rows(json_file, device, {}, rows(case, found, num_prompts * tokens))
 
 
 def measure(llm: LLM, num_prompts: int, tokens: int, repeats: int) -> dict[str, float]:
