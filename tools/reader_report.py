@@ -22,16 +22,16 @@ def line(text: str) -> str:
     """The line of a report. Raises SystemExit for a file that is none."""
     try:
         report = json.loads(text)
-        place = [named(report[name]) for name in ("device", "driver", "date", "commit")]
+        source = report["commit"][:8] or f"minllm {report['packages'].get('minllm', 'without git')}"
+        device, *run = map(named, (report["device"], report["driver"], report["date"], source))
         copy = positive(report["ceilings"]["copy_tb_s"])
         values = {(row["benchmark"], row["case"]): positive(row["value"]) * SCALE[row["unit"]] for row in report["rows"]}
     except (ValueError, TypeError, KeyError) as error:
         raise SystemExit(f"This is no file of `minllm bench report` ({type(error).__name__}: {error}).") from None
-    device, driver, date, commit = place
     steps = [joined(values, *(step(model, form, batch) for batch in BATCHES)) for model, form in STEPS]
     prompts = joined(values, *(("whole prefill", f"{model} (random weights), {PROMPT} tokens") for model in (SMALL, LARGE)))
     served = joined(values, ("serving throughput", f"{SERVED} (random weights), {REQUESTS}, 256 requests, all at once"))
-    return f"| {' | '.join([device, f'{driver}, {date}, {commit[:8]}', f'{copy:.2f}', *steps, prompts, served])} |"
+    return f"| {' | '.join([device, ', '.join(run), f'{copy:.2f}', *steps, prompts, served])} |"
 
 
 def named(value: object) -> str:

@@ -70,7 +70,7 @@ def parts(dtype: str, ceilings: dict[str, float | None]) -> dict[str, Callable[[
 
 
 def step_rows(model: str, weight_format: str, dtype: str, ceilings: dict[str, float | None]) -> list[Row]:
-    """Decode steps, and of plain weights a prefill, of a shape with random weights."""
+    """Decode steps, and of plain weights a prefill, of a shape with random weights, as graph replays."""
     from minllm.ops.cuda_ops import CudaOps
 
     ops, clock, found, form = CudaOps(dtype), CudaClock(), [], WEIGHT_FORMATS.get(weight_format)
@@ -79,7 +79,7 @@ def step_rows(model: str, weight_format: str, dtype: str, ceilings: dict[str, fl
         tokens = max(CONTEXT + WARM_UP + REPLAYS, PROMPT if batch == 1 else 0)
         bench = StepBench(model, ops, clock, batch, tokens, ceilings, weight_format=form, weights=weights)
         found += [row for row in bench.decode_rows(CONTEXT, parts=False) if row.variant == "graph replay"]
-        found += bench.prefill_rows(PROMPT, None)[:1] if batch == 1 and form is None else []
+        found += bench.prefill_rows(PROMPT, None)[1:] if batch == 1 and form is None else []
         del bench
         gc.collect()
         ops.memory.trim()

@@ -43,7 +43,7 @@ def steps(model, form, dtype, ceilings):
         raise OutOfMemoryError("16 GB are needed, and 11 are free")
     case = f"{model} (random weights{f' in {form}' if form else ''})"
     found = [Row("decode step", f"{case}, batch {batch}, context 1024", "graph replay", 1000.0 * batch, "µs") for batch in report.BATCHES]
-    return found + [] if form else [*found, Row("whole prefill", f"{case}, 2048 tokens", dtype, 7.25, "ms")]
+    return found + [] if form else [*found, Row("whole prefill", f"{case}, 2048 tokens", f"{dtype}, graph replay", 7.25, "ms")]
 
 
 @pytest.fixture
@@ -69,6 +69,9 @@ def test_a_report_becomes_a_line_of_the_page(tool, measured):
     shown = tool.line(measured.replace(json.loads(measured)["date"], "2026-01-02"))
     expected = f"| NVIDIA H200 | 580.159.04, 2026-01-02, {commit} | 4.25 | 1 · 64 | – · – | 1 · 64 | 7.25 · – | 51,234 |"
     assert shown == expected
+    installed = json.loads(measured) | dict(commit="", packages={"minllm": "0.1.0"})
+    assert ", minllm 0.1.0 |" in tool.line(json.dumps(installed))
+    assert ", minllm without git |" in tool.line(json.dumps(installed | dict(packages={})))
     page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
     once = tool.added(page, shown)
     assert once.count("\n") == page.count("\n") + 1 and tool.added(once, shown) == once

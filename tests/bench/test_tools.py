@@ -107,7 +107,10 @@ def test_a_record_is_measured_whole_in_two_runs(capsys):
     every = tool.parts()
     assert len({part.name for part in every}) == len(every) and sum(part.rows for part in every) <= tool.MOST_ROWS == 260
     tool.print_plan(every)
-    assert re.search(rf"^{sum(part.rows for part in every)} rows of at most 260, 2 runs of at most 540 s$", capsys.readouterr().out, re.M)
+    said = capsys.readouterr().out
+    assert f"{sum(part.rows for part in every)} rows of at most 260, 2 runs of at most 540 s" in said
+    ends = {number: seconds for number, seconds in re.findall(r"^run (\d) +(\d+) s", said, re.M)}  # of each run the last
+    assert all(f"{seconds} s: " in tool.__doc__.replace("\n", " ") for seconds in ends.values())
     three = [part.name.split()[0] for part in every if part.processes == 3]
     assert {*three} == {"step", "serve"} and {"lessons", "kernels"} <= {part.name.split()[0] for part in every}
 
@@ -155,6 +158,13 @@ def test_a_machine_without_a_gpu_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["record.py", "--into", str(tmp_path)])
     with pytest.raises(SystemExit, match="no GPU"):
         tool.main()
+
+
+def test_a_source_without_a_commit_is_refused(record, monkeypatch, tmp_path):
+    monkeypatch.setattr(record.tool, "commit", lambda: "")
+    with pytest.raises(SystemExit, match="name it with --commit"):
+        record({"one": measuring("one")}, commit="")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_rows_of_changed_kernels_are_counted(tmp_path, capsys):
