@@ -79,9 +79,9 @@ def cells(row: Mapping[str, Any], record: Mapping[str, Any], metrics: Sequence[s
 HEADINGS = ("measured", "of the limit", "peer, in the same run", "ratio of speeds")
 
 
-def table(rows: Mapping[str, dict], record: Mapping[str, Any]) -> str:
-    """The table of {name: row}, without the columns that no row fills."""
-    metrics = list(dict.fromkeys(name for row in rows.values() for name in row.get("metrics", {})))
+def table(rows: Mapping[str, dict], record: Mapping[str, Any], further: bool = True) -> str:
+    """The table of {name: row}, without the columns that no row fills. further: with the rows' metrics."""
+    metrics = list(dict.fromkeys(name for row in rows.values() for name in row.get("metrics", {}))) if further else []
     every = {name: cells(row, record, metrics) for name, row in rows.items()}
     filled = [i for i in range(len(HEADINGS) + len(metrics)) if i == 0 or any(one[i] for one in every.values())]
     headings = [*HEADINGS, *metrics]
@@ -107,7 +107,7 @@ def provenance(record: dict) -> str:
 def short_table(record: dict) -> str:
     """The few rows of SHORT that the record has."""
     found = ((name, recorded_in(record, benchmark, case, variant)) for benchmark, case, variant, name in SHORT)
-    return f"{table({name + origin(row, record): row for name, row in found if row}, record)}\n\n{provenance(record)}"
+    return f"{table({name + origin(row, record): row for name, row in found if row}, record, further=False)}\n\n{provenance(record)}"
 
 
 def recorded_in(record: dict, benchmark: str, case: str, variant: str | None) -> dict | None:
