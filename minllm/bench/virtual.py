@@ -20,7 +20,7 @@ from minllm.cache.kv_cache import CacheShape
 from minllm.cache.virtual.cache import VirtualKVCache
 from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.kernels.attention.common.workspace import make_workspace
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core import decode_step
 from minllm.ops.protocol import LayerCache, Ops
 from minllm.runtime.array_protocol import Array
 from minllm.runtime.cuda_pages import CudaPages
@@ -74,10 +74,10 @@ def make_launch(ops: Ops, sequences: int, context: int) -> Callable[[LayerCache,
     batch = [ops.array(np.arange(sequences + 1, dtype=np.int32)), ops.array(np.full(sequences, context, np.int32))]
 
     def launch(layer: LayerCache, table: Array) -> Callable[[], None]:
-        shapes = split_tensor_core.workspace_shapes(query, layer.key, table)
+        shapes = decode_step.workspace_shapes(query, layer.key, table)
         workspace, out = make_workspace(shapes, ops.empty, ops.zeros), ops.empty(query.shape, BFLOAT16)
         arguments = (query, layer.key, layer.value, out, *batch, table, HEAD_DIM**-0.5)
-        return lambda: split_tensor_core.attention(*arguments, max_query_len=1, workspace=workspace, stream=ops.stream)
+        return lambda: decode_step.attention(*arguments, max_query_len=1, workspace=workspace, stream=ops.stream)
 
     return launch
 

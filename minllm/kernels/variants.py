@@ -19,12 +19,12 @@ ALL_DTYPES, HALF_DTYPES = ("float32", "float16", "bfloat16"), ("float16", "bfloa
 class Variant:
     """One kernel of a stage, and what it supports.
 
-    Its module may define why_not(*arrays), which returns the reason why it cannot serve these arrays, or None.
+    Its launcher may have why_not(*arrays), which returns the reason why it cannot serve these arrays, or None.
     """
 
     name: str
     module: str  # relative to the stage's package if it begins with a dot
-    launcher: str = ""  # the function in the module that launches the kernel; empty if callers take the whole module
+    launcher: str = ""  # the function or object in the module that launches the kernel; empty if callers take the whole module
     most_rows: int | None = None  # the most new tokens per sequence (attention) or rows of x (matmul) per call; None for any number
     dtypes: tuple[str, ...] = ALL_DTYPES
     capability: tuple[int, int] | None = None  # the compute capability of the only GPUs that run it; None for all
@@ -92,7 +92,7 @@ class Variants(Mapping[str, Any]):
             return f"{name} takes {', '.join(found.dtypes)}, not {dtype}"
         if found.capability not in (None, capability):
             return f"{name} needs a GPU of compute capability {'.'.join(map(str, found.capability))}"
-        own = getattr(self.module(name), "why_not", None) if arrays else None
+        own = getattr(self[name], "why_not", None) if arrays else None
         return own(*arrays) if own else None
 
     def serving(self, name: str, rows: int, dtype: str, capability: tuple[int, int] | None = None, reads: str = "arrays") -> str:

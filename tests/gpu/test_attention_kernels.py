@@ -8,7 +8,7 @@ from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.ladder import unified_maximum as split_unified_maximum
 from minllm.kernels.attention.reference import attention_reference
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core import decode_step
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import (
     RAGGED_CASES,
@@ -31,14 +31,14 @@ from tests.kernels.attention.test_split_cluster import run_clusters
 @pytest.mark.parametrize("shape", SPLIT_SHAPES, ids=str)
 def test_split_tensor_core_with_small_blocks(device, case, shape):
     for options in (dict(splits=3, shape=shape), dict(sm_count=3, shape=shape)):
-        run_variant(device, split_tensor_core, in_16_bits(case), workspace_options=options, **options)
+        run_variant(device, decode_step, in_16_bits(case), workspace_options=options, **options)
 
 
 @pytest.mark.covering("case", "splits")
 @pytest.mark.parametrize("case", REAL_DECODES, ids=str)
 @pytest.mark.parametrize("splits", [None, 1, 7])
 def test_split_tensor_core(device, case, splits):
-    first, second = (run_variant(device, split_tensor_core, case, workspace_options={"splits": splits}, splits=splits) for _ in range(2))
+    first, second = (run_variant(device, decode_step, case, workspace_options={"splits": splits}, splits=splits) for _ in range(2))
     np.testing.assert_array_equal(first.view(np.uint8), second.view(np.uint8))
 
 
@@ -46,7 +46,7 @@ def test_split_tensor_core(device, case, splits):
 @pytest.mark.parametrize("case", TENSOR_COPY_CASES, ids=str)
 @pytest.mark.parametrize("options", TENSOR_COPY_OPTIONS, ids=str)
 def test_split_tensor_core_by_tensor_copies(device, case, options):
-    run_variant(device, split_tensor_core, case, workspace_options=options, **options)
+    run_variant(device, decode_step, case, workspace_options=options, **options)
 
 
 @pytest.mark.covering("splits", "shape", "case.dtype", "case.head_dim", "case.block_size", "case.sliding_window", "case.magnitude")

@@ -9,7 +9,7 @@ from minllm.catalogue.attention.codes import SHAPES, step
 from minllm.catalogue.attention.paged import attention
 from minllm.catalogue.attention.prompts import CHUNKS
 from minllm.catalogue.matmul.products import product
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core import decode_step
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.runtime import compiler
 from minllm.runtime.kernel import Kernel
@@ -55,7 +55,7 @@ def test_prompts(device, launch):
 
 @pytest.mark.parametrize("case", [case for case, _ in SPLIT_CASES if case.dtype is np.float16][:4], ids=str)
 def test_decode_steps(device, case):
-    run_variant(device, split_tensor_core, case, workspace_options=dict(shape=SplitShape(4, 16, 2, 1)), shape=SplitShape(4, 16, 2, 1))
+    run_variant(device, decode_step, case, workspace_options=dict(shape=SplitShape(4, 16, 2, 1)), shape=SplitShape(4, 16, 2, 1))
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])

@@ -8,7 +8,7 @@ from minllm.catalogue.attention.splits import LARGE as STEPS
 from minllm.catalogue.launch import FP8_TARGETS, HOPPER, TARGETS, MachineCode
 from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2, quantized
-from minllm.kernels.attention.flash_attention_3 import flash_attention_3, float8
+from minllm.kernels.attention.flash_attention_3.prompts import shape_for
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import kv_format
@@ -148,7 +148,7 @@ def compiled_quantized():
 def compiled_flash_attention_3(dtype):
     """FlashAttention-3: keys gathered from pages or copied as one box."""
     for head_dim, tokens, whole in LAYOUTS if dtype == BFLOAT16 else LAYOUTS[3:4]:
-        shape = flash_attention_3.shape_for(head_dim, tokens)
+        shape = shape_for(head_dim, tokens)
         launch = prompt("flash_attention_3", SHORT, 32, 8, head_dim, dtype, block_size=SHORT if whole else BLOCK_SIZE, shape=shape)
         name = f"attention/flash_attention_3/{head_dim}/{shape.query_tile}x{shape.key_tile}/{'whole' if whole else 'paged'}/{dtype}"
         yield MachineCode(name, launch, 1, ("HGMMA*", "UTMALDG.4D*", "MUFU.EX2"), targets=HOPPER)
@@ -157,7 +157,7 @@ def compiled_flash_attention_3(dtype):
 def compiled_float8():
     """FlashAttention-3 over fp8 codes, gathered from pages or copied as one box; queries in float16 differ in loads and stores alone."""
     for head_dim, tokens, whole in FLOAT8_LAYOUTS:
-        shape, dtype = float8.shape_for(head_dim, tokens), FLOAT16 if head_dim == 96 else BFLOAT16
+        shape, dtype = shape_for(head_dim, tokens, codes=True), FLOAT16 if head_dim == 96 else BFLOAT16
         sizes, block_size = (SHORT, SHORT, "fp8_e4m3", 32, 8, head_dim, dtype), SHORT if whole else BLOCK_SIZE
         launch = quantized_attention("flash_attention_3_float8", *sizes, block_size=block_size, shape=shape)
         tiles = f"{shape.query_tile}x{shape.key_tile}/{'whole' if whole else 'paged'}"

@@ -8,6 +8,8 @@ from minllm.catalogue.kv.quantized import quantized_arrays, quantized_caches
 from minllm.catalogue.launch import Launch, describes, returns
 from minllm.catalogue.rows import BFLOAT16
 from minllm.kernels.attention import VARIANTS
+from minllm.kernels.attention.flash_attention_3.float8_reference import float8_reference
+from minllm.kernels.attention.flash_attention_3.prompts import shape_for
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.attention.residual_window.reference import window_start
 from minllm.kernels.quantization.formats import kv_format
@@ -91,9 +93,9 @@ def quantized_attention(
         lens = before_windows(residual_window, *lens) if residual_window else lens
         if variant == "flash_attention_3_float8":
             coded, tiles = quantized_caches(found, caches), options.get("shape")
-            tiles = tiles or module.shape_for(head_dim, max(query_lens), block_size, block_tables.shape[1])
+            tiles = tiles or shape_for(head_dim, max(query_lens), True, block_size, block_tables.shape[1])
             if module.why_not(query, coded[0], block_tables, tiles) is None:  # else the fallback computes, with codes as numbers
-                return module.float8_reference(query, *coded, *lens, scale, sliding_window, tiles.key_tile)
+                return float8_reference(query, *coded, *lens, scale, sliding_window, tiles.key_tile)
         return attention_reference(query, *multiplied(found, caches, variant), *lens, scale, sliding_window)
 
     moved = {}

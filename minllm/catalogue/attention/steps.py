@@ -6,8 +6,8 @@ from minllm.catalogue.attention.splits import KV_HEADS, step
 from minllm.catalogue.launch import HOPPER, MachineCode
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.shape_choice import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.machine.occupancy import MULTIPROCESSORS
@@ -42,7 +42,7 @@ def compiled():
         yield from compiled_cp_async(dtype)
         yield from compiled_by_tma(dtype)
         yield from compiled_clusters(dtype)
-    shape = split_tensor_core.shape_for(128, 4, 1024, bytes_of(HOPPER[0]))
+    shape = shape_for(128, 4, 1024, bytes_of(HOPPER[0]))
     yield step_code("strided/split_tensor_core", 128, 4, BFLOAT16, shape, HOPPER, layers=2)
     for dtype in HALF_DTYPES:
         yield from compiled_quantized(dtype)
@@ -60,10 +60,10 @@ def compiled_cp_async(dtype):
     """Rings filled by cp.async: fair shares and fixed splits, groups that fill one tile of 8 heads or two; then the unified maximum."""
     for head_dim, group, splits in ((40, 1, None), (64, 4, None), (128, 4, None), (128, 4, 8), (96, 16, None), (256, 8, None)):
         for capability, targets, line_heads in KINDS:
-            shape = split_tensor_core.shape_for(head_dim, group, line_heads, bytes_of(capability))
+            shape = shape_for(head_dim, group, line_heads, bytes_of(capability))
             fixed = dict(words="fixed/", splits=splits) if splits else {}
             yield step_code("split_tensor_core", head_dim, group, dtype, shape, targets, **fixed)
-    shape = split_tensor_core.shape_for(128, 4, 8, bytes_of(HOPPER[0]))
+    shape = shape_for(128, 4, 8, bytes_of(HOPPER[0]))
     launch = step("split_unified_maximum", CONTEXT, 4 * KV_HEADS, KV_HEADS, 128, dtype, shape=shape)
     yield MachineCode(f"attention/split_unified_maximum/128/group_4/{dtype}", launch, shape.blocks, TENSOR_CORES, targets=HOPPER)
 
@@ -71,7 +71,7 @@ def compiled_cp_async(dtype):
 def compiled_by_tma(dtype):
     """Rings filled by TMA."""
     for head_dim, line_heads in ((64, 8), (64, 512), (128, 8), (128, 512), (256, 8)):
-        shape = split_tensor_core.shape_for(head_dim, 4, line_heads, bytes_of(HOPPER[0]), tensor_copies=True)
+        shape = shape_for(head_dim, 4, line_heads, bytes_of(HOPPER[0]), tensor_copies=True)
         yield step_code("split_tensor_core/engine", head_dim, 4, dtype, shape, BY_TMA)
 
 

@@ -20,15 +20,16 @@ VARIANTS = Variants(
     Variant("flash_attention_2", ".flash_attention_2.flash_attention_2"),
     Variant("flash_attention_2_float32", ".flash_attention_2.float32", dtypes=("float32",), reads=FLOAT32),  # flash_attention_2 calls it
     Variant("fixed_split", ".fixed_split.fixed_split", dtypes=HALF, fallback="flash_attention_2"),  # verifications; batch_invariant=True
-    Variant("flash_attention_3", ".flash_attention_3.flash_attention_3", dtypes=HALF, capability=HOPPER, fallback="flash_attention_2"),
+    Variant("flash_attention_3", ".flash_attention_3.prompts", "PLAIN", dtypes=HALF, capability=HOPPER, fallback="flash_attention_2"),
     Variant("split_kv", ".split_kv.split_kv", most_rows=ONE),
-    Variant("split_tensor_core", ".split_tensor_core.split_tensor_core", most_rows=ONE, dtypes=HALF, fallback="split_kv"),
+    Variant("split_tensor_core", ".split_tensor_core.decode_step", most_rows=ONE, dtypes=HALF, fallback="split_kv"),
     Variant("split_unified_maximum", ".ladder.unified_maximum", most_rows=ONE, dtypes=HALF, fallback="split_kv"),
     Variant("split_cluster", ".split_tensor_core.cluster", most_rows=ONE, dtypes=HALF, capability=HOPPER, fallback="split_tensor_core"),
     Variant("flash_attention_2_quantized", ".flash_attention_2.quantized", dtypes=HALF, reads=QUANTIZED),
     Variant(
         "flash_attention_3_float8",
-        ".flash_attention_3.float8",
+        ".flash_attention_3.prompts",
+        "CODES",
         dtypes=HALF,
         capability=HOPPER,
         fallback="flash_attention_2_quantized",

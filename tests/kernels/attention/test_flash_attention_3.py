@@ -7,7 +7,7 @@ import pytest
 
 from minllm.catalogue.attention.prompts import compiled_flash_attention_3
 from minllm.cli.inspection import has_nvdisasm
-from minllm.kernels.attention.flash_attention_3 import flash_attention_3
+from minllm.kernels.attention.flash_attention_3.prompts import PLAIN, shape_for
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
@@ -21,7 +21,7 @@ from tests.kernels.attention.cases import AttentionCase, make_arrays, run_varian
 def test_the_answer_does_not_depend_on_the_grid(device, blocks):
     """Work is dealt out to fewer blocks or to more, over several rounds; the sums stay the same, bit by bit."""
     case, shape = AttentionCase((66, 5), (70, 5), heads=2, kv_heads=1, head_dim=16, dtype=BFLOAT16), TileShape(16, 1, 32)
-    one, other = (run_variant(device, flash_attention_3, case, shape=shape, blocks=count) for count in (3, blocks))
+    one, other = (run_variant(device, PLAIN, case, shape=shape, blocks=count) for count in (3, blocks))
     np.testing.assert_array_equal(one.view(np.uint16), other.view(np.uint16))
 
 
@@ -34,7 +34,7 @@ def test_a_loose_bound_on_the_query_length_changes_nothing(device, query_lens, h
     """A CUDA graph is captured for more tokens than a step has, so the longest query is found on the device."""
     contexts = tuple(max(length, 1) for length in query_lens)
     case, shape = AttentionCase(query_lens, contexts, heads=heads, kv_heads=heads, head_dim=16, dtype=BFLOAT16), TileShape(16, 1, 32)
-    exact, loose = (run_variant(device, flash_attention_3, case, shape=shape, max_query_len=bound) for bound in (None, 2048))
+    exact, loose = (run_variant(device, PLAIN, case, shape=shape, max_query_len=bound) for bound in (None, 2048))
     np.testing.assert_array_equal(exact.view(np.uint16), loose.view(np.uint16))
 
 
@@ -42,11 +42,11 @@ def test_a_loose_bound_on_the_query_length_changes_nothing(device, query_lens, h
 def test_chunks_of_a_prompt_give_the_same_rows(device):
     """Chunked prefill: the rows of a prompt do not depend on how it was cut, nor on the rows of other sequences in their tiles."""
     case, shape = AttentionCase((70,), (70,), heads=2, kv_heads=1, head_dim=16, dtype=BFLOAT16), TileShape(16, 1, 16)
-    whole = run_variant(device, flash_attention_3, case, shape=shape)
+    whole = run_variant(device, PLAIN, case, shape=shape)
     arrays = make_arrays(case)
     for start, stop in ((0, 23), (23, 70)):
         out = np.full((stop - start, 2, 16), np.nan, BFLOAT16)
-        flash_attention_3.attention(
+        PLAIN.attention(
             np.ascontiguousarray(arrays.query[start:stop]), arrays.key_cache, arrays.value_cache, out,
             np.array([0, stop - start], np.int32), np.array([stop], np.int32), arrays.block_tables, arrays.scale, shape=shape,
         )  # fmt: skip
@@ -67,15 +67,14 @@ def test_chunks_of_a_prompt_give_the_same_rows(device):
 )
 def test_what_it_cannot_serve_it_says_and_passes_on(device, case, reason):
     arrays = make_arrays(case)
-    found = flash_attention_3.why_not(arrays.query, arrays.key_cache, arrays.block_tables)
+    found = PLAIN.why_not(arrays.query, arrays.key_cache, arrays.block_tables)
     assert found is None if reason is None else reason in found
     if reason:
-        run_variant(device, flash_attention_3, case)
+        run_variant(device, PLAIN, case)
 
 
 def test_tile_shapes():
     """Short prompts get few rows, small heads three consumers, large ones fewer keys; all fit into a multiprocessor's shared memory."""
-    shape_for = flash_attention_3.shape_for
     assert [shape_for(64, length).query_tile for length in (1, 64, 65, 1024, 1025)] == [64, 64, 128, 128, 192]
     assert [shape_for(head_dim, 4096).key_tile for head_dim in (8, 128, 136, 256)] == [128, 128, 64, 64]
     for head_dim in range(8, 257, 8):
@@ -90,7 +89,7 @@ def test_tile_shapes():
 )
 def test_where_queries_are(head_dim, length, in_registers, slots):
     """In registers where they fit; else two tiles of them in shared memory, where they fit."""
-    shape = flash_attention_3.shape_for(head_dim, length)
+    shape = shape_for(head_dim, length)
     assert (shape.queries_in_registers, shape.query_slots) == (in_registers, slots)
 
 

@@ -12,7 +12,8 @@ from minllm.catalogue.kv.quantized import quantized_caches
 from minllm.catalogue.noise import SHORT, Noise
 from minllm.cli.inspection import has_nvdisasm
 from minllm.kernels.attention.choice import choose_quantized
-from minllm.kernels.attention.flash_attention_3 import float8
+from minllm.kernels.attention.flash_attention_3.float8_reference import quantize_queries
+from minllm.kernels.attention.flash_attention_3.prompts import CODES, LARGEST_HEAD_OF_CODES, shape_for
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.tiles import TileShape
 from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
@@ -65,15 +66,15 @@ def test_what_it_cannot_serve_it_says_and_passes_on(form, head_dim, block_size, 
     arrays = launch.arrays(Noise(length=SHORT))
     caches = {name: one for name, one in arrays.items() if name.endswith(("codes", "scales"))}
     keys, _ = quantized_caches(kv_format(form, head_dim), caches)
-    assert reason in float8.why_not(arrays["query"], keys, arrays["block_tables"])
+    assert reason in CODES.why_not(arrays["query"], keys, arrays["block_tables"])
     served = quantized_attention("flash_attention_2_quantized", *sizes).run(HostOps, arrays | dict(out=np.zeros_like(arrays["out"])))["out"]
     np.testing.assert_array_equal(launch.run(HostOps, arrays)["out"].view(np.uint16), served.view(np.uint16))
 
 
 def test_tiles_fit_into_shared_memory():
-    for head_dim in range(16, float8.LARGEST_HEAD + 1, 16):
+    for head_dim in range(16, LARGEST_HEAD_OF_CODES + 1, 16):
         for tokens, block_size in ((1, 16), (4096, 16), (4096, 64)):
-            shape = float8.shape_for(head_dim, tokens, block_size)
+            shape = shape_for(head_dim, tokens, True, block_size)
             assert shape.page_rows(block_size, 2) == block_size
             assert shape.shared_bytes + 4 * (sum_count(shape) + WORK_SLOTS * WORK_WORDS) <= 227 * 1024
             assert min(shape.keys.panels * shape.keys.swizzle, shape.queries.panels * shape.queries.panel_columns) >= head_dim
@@ -81,7 +82,7 @@ def test_tiles_fit_into_shared_memory():
 
 def test_scales_of_queries_are_powers_of_two_that_keep_every_magnitude():
     query = np.float32([[[3.0, -250.0]], [[1e-30, 0.0]], [[0.0, 0.0]], [[3e38, 1e37]]])
-    codes, scales = float8.quantize_queries(query)
+    codes, scales = quantize_queries(query)
     assert codes.dtype == ml_dtypes.float8_e4m3fn and (np.frexp(scales)[0] == 0.5).all()
     largest = np.abs(codes.astype(np.float32)).max(axis=-1)
     assert ((largest >= 128) & (largest <= 256)).tolist() == [[True], [True], [False], [True]]
@@ -94,7 +95,7 @@ def test_softmax_stays_between_the_products_in_flight():
     sass = next(one for one in compiled_float8() if "/128/" in one.name).compile(HOPPER).sass()
     waits, products = ([i for i, line in enumerate(sass) if word in line] for word in ("WARPGROUP.DEPBAR", "QGMMA"))
     exponentials = [i for i, line in enumerate(sass) if fnmatch.fnmatch(line, "*MUFU.EX2*")]
-    key_tile, head_dim = float8.shape_for(128, 4096).key_tile, 128
+    key_tile, head_dim = shape_for(128, 4096, codes=True).key_tile, 128
     assert (len(waits), len(products)) == (4, 2 * (head_dim + key_tile) // 32)
     assert sum(waits[0] < product < waits[1] for product in products) == (head_dim + key_tile) // 32
     of_two_rows = 2 * (key_tile // 4 + 1)  # a quarter of the columns of each, and the factor of what came before

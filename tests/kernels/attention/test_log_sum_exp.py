@@ -7,7 +7,7 @@ from minllm.catalogue.attention.paged import attention
 from minllm.catalogue.attention.quantized import quantized_attention
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core import decode_step
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.log_sum_exp_runs import check_log_sum_exp
@@ -33,7 +33,7 @@ def test_log_sum_exp(device, launch):
     check_log_sum_exp(device, launch)
 
 
-@pytest.mark.parametrize("module", [split_tensor_core, flash_attention_2])
+@pytest.mark.parametrize("module", [decode_step, flash_attention_2])
 def test_what_is_refused(module):
     arrays = make_arrays(AttentionCase((1, 1, 1), (40, 5, 21), heads=6, kv_heads=2, head_dim=32, dtype=BFLOAT16))
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.ascontiguousarray(arrays.out))

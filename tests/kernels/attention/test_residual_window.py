@@ -13,7 +13,7 @@ from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.flash_attention_2 import quantized as flash_attention_2_quantized
 from minllm.kernels.attention.residual_window import residual_window as launcher
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core import decode_step
 from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.launches import check
@@ -23,7 +23,7 @@ from tests.kernels.launches import check
 def small_blocks(monkeypatch):
     """Blocks of few warps and small tiles: quick to simulate, and short contexts cross their edges."""
     monkeypatch.setattr(split_quantized, "shape_of", lambda _, form, __: SplitShape(2, 32 if form.keys_by_channel else 16, 2, 1, turns=2))
-    monkeypatch.setattr(split_tensor_core, "shape_of", lambda *_: SplitShape(1, 16, 2, 1))
+    monkeypatch.setattr(decode_step, "shape_of", lambda *_: SplitShape(1, 16, 2, 1))
     for module in (flash_attention_2, flash_attention_2_quantized):
         monkeypatch.setattr(module, "tiles_for", lambda *_: (16, 16, 1))
 

@@ -5,9 +5,9 @@ import pytest
 
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.common.arguments import AttentionSizes
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
-from minllm.kernels.attention.split_tensor_core.ring import ring_bytes_of
-from minllm.kernels.attention.split_tensor_core.split_tensor_core import shape_for, shape_of
+from minllm.kernels.attention.split_tensor_core import decode_step
+from minllm.kernels.attention.split_tensor_core.shape import BlockSizes
+from minllm.kernels.attention.split_tensor_core.shape_choice import shape_for, shape_of
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
     FLOAT16,
@@ -22,7 +22,7 @@ from tests.kernels.attention.cases import AttentionCase, make_arrays, run_varian
 
 
 def run(device, case, **options):
-    return run_variant(device, split_tensor_core, case, workspace_options=options, **options)
+    return run_variant(device, decode_step, case, workspace_options=options, **options)
 
 
 @pytest.mark.detected("splits", "case.sliding_window")
@@ -65,7 +65,7 @@ def attend(arrays, sequences, **options):
     out = np.full(arrays.query[:sequences].shape, np.nan, arrays.query.dtype)
     cache = (arrays.key_cache, arrays.value_cache)
     batch = (arrays.query_start[: sequences + 1], arrays.context_lens[:sequences], arrays.block_tables[:sequences])
-    split_tensor_core.attention(arrays.query[:sequences], *cache, out, *batch, arrays.scale, shape=SPLIT_SHAPES[0], **options)
+    decode_step.attention(arrays.query[:sequences], *cache, out, *batch, arrays.scale, shape=SPLIT_SHAPES[0], **options)
     return out
 
 
@@ -81,9 +81,9 @@ def test_counts_are_zeros_again():
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, np.ascontiguousarray(arrays.out))
     batch = (arrays.query_start, arrays.context_lens, arrays.block_tables)
     options = dict(sm_count=3, shape=SPLIT_SHAPES[0])
-    shapes = split_tensor_core.workspace_shapes(arrays.query, arrays.key_cache, arrays.block_tables, **options)
+    shapes = decode_step.workspace_shapes(arrays.query, arrays.key_cache, arrays.block_tables, **options)
     workspace = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
-    split_tensor_core.attention(*inputs, *batch, arrays.scale, workspace=workspace, **options)
+    decode_step.attention(*inputs, *batch, arrays.scale, workspace=workspace, **options)
     assert workspace["part_sum"].any() and not workspace["arrivals"].any()
 
 
@@ -91,7 +91,7 @@ def test_what_it_does_not_take():
     arrays = make_arrays(AttentionCase((2,), (5,), dtype=BFLOAT16))
     inputs = (arrays.query, arrays.key_cache, arrays.value_cache, arrays.out, arrays.query_start, arrays.context_lens, arrays.block_tables)
     with pytest.raises(KernelArgumentError, match="one new token per sequence"):
-        split_tensor_core.attention(*inputs, arrays.scale)
+        decode_step.attention(*inputs, arrays.scale)
 
 
 def test_whole_boxes_are_fetched_by_tensor_copies():
@@ -110,6 +110,6 @@ def test_shapes_fit_a_hopper_block():
         for group in (1, 4, 8, 16, 71):
             for heads in (1, 10000):
                 shape = shape_for(head_dim, group, heads)
-                assert shape.blocks * shape.warps * ring_bytes_of(head_dim, shape) <= 227 * 1024 and shape.stages >= 2
+                assert shape.blocks * shape.warps * BlockSizes(head_dim, group, shape).ring_bytes <= 227 * 1024 and shape.stages >= 2
     assert (shape_for(128, 4, 8).stages, shape_for(128, 4, 512).blocks) == (4, 2)
     assert [shape_for(64, 4, heads, tensor_copies=True).blocks for heads in (8, 264, 512)] == [1, 2, 4]

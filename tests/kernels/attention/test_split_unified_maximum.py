@@ -67,7 +67,7 @@ def test_one_spike():
 def test_without_its_guard_a_spike_overflows(monkeypatch):
     """The band is what keeps float16 weights finite."""
     monkeypatch.setitem(split_unified_maximum.BANDS, "float16", (np.inf, 0.0))
-    makers = (split_unified_maximum.make_unified_softmax, split_tensor_core.make_parts, split_tensor_core.make_kernel)
+    makers = (split_unified_maximum.make_unified_softmax, split_tensor_core.make_kernel)
     for made in makers:
         made.cache_clear()
     case, arrays = with_a_spike()

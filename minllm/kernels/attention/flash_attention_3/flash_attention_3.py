@@ -20,75 +20,22 @@ tile's sums were stored before the wait (`leave_sums`). It kept addresses and co
 they were recomputed where they are needed (`opaque`). It computed wgmma's descriptors in every lane, until they were made warp-uniform
 (`uniform`). The output is not rescaled while no maximum grows by much (`raise_maxima`).
 
-`why_not` says why this kernel cannot serve given arrays; flash_attention_2 serves those.
+prompts.py checks a call and chooses tiles; flash_attention_2 serves what this kernel cannot.
 """
 
 import functools
 
-import numpy as np
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.arguments import dtype_name
-from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound, sizes_of
 from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_consume, make_parts, make_turns
 from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
-from minllm.kernels.attention.flash_attention_3.tiles import TileShape, make_pipelines
+from minllm.kernels.attention.flash_attention_3.tiles import make_pipelines
 from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS, make_work
 from minllm.ptx import setmaxnreg_dec, setmaxnreg_inc
-from minllm.runtime.device import HOPPER, current_device
 from minllm.runtime.kernel import kernel, launch
 from minllm.runtime.tensor_map import tensor_map
 from minllm.tiles.shared import ALIGNMENT, first_tile_address
-
-WHOLE_CONTEXT = 2**30  # a block size beyond all positions, for sequences of one block each, so that one kernel serves all sizes
-BLOCKS_IN_SIMULATOR = 3  # blocks of the grid
-
-
-def workspace_shapes(query, key_cache, block_tables):
-    """FlashAttention-3 needs no scratch memory."""
-    return {}
-
-
-def shape_for(head_dim, max_query_len):
-    """The TileShape of a block: as large as registers allow, with fewer rows for short prompts."""
-    if max_query_len <= 64:
-        consumers = 1
-    else:
-        consumers = 3 if head_dim <= 64 and max_query_len > 1024 else 2
-    return TileShape(head_dim, consumers, 128 if head_dim <= 128 else 64)
-
-
-def why_not(query, key_cache, block_tables, shape=None):
-    """Why this kernel cannot serve these arrays, as a sentence; None if it can."""
-    sizes = sizes_of(query, key_cache, block_tables)
-    shape = shape or shape_for(sizes.head_dim, sizes.tokens)
-    if dtype_name(query.dtype) not in ("float16", "bfloat16"):
-        return f"wgmma multiplies float16 and bfloat16; the query is {query.dtype}"
-    return why_not_gathered(query, key_cache, sizes, shape)
-
-
-def why_not_gathered(query, keys, sizes, shape):
-    """Why tiles of this shape cannot be gathered from a cache's array of keys and multiplied by wgmma, as a sentence; None if they can."""
-    if shape.page_rows(sizes.block_size, sizes.max_blocks) is None:
-        return (
-            f"tiles of {shape.key_tile} keys cannot be gathered from blocks of {sizes.block_size}: "
-            f"a block of 8 keys or more that divides a tile, or a multiple of it, can be copied as a whole"
-        )
-    if not isinstance(query, np.ndarray):
-        misaligned = any(array.pointer % 16 for array in (query, keys))
-        if misaligned:
-            return "TMA needs arrays that begin at multiples of 16 bytes"
-        if current_device().compute_capability != HOPPER:
-            return "TMA and wgmma in this form are Hopper's, compute capability 9.0"
-    return None
-
-
-def grid_of(query, sizes, shape, longest, blocks=None):
-    """Blocks of the grid: `blocks`, by default one per SM, but no more than there is work for queries of up to `longest` tokens."""
-    most_items = -(-longest // shape.query_tile) * sizes.sequences * sizes.heads
-    return min(most_items, blocks or (BLOCKS_IN_SIMULATOR if isinstance(query, np.ndarray) else current_device().sm_count))
 
 
 @functools.cache
@@ -150,30 +97,14 @@ def make_kernel(dtype, shape, block_size, page_rows):
     return flash_attention_3_kernel, threads
 
 
-def attention(
-    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
-    workspace=None, stream=None, shape=None, blocks=None,
-):  # fmt: skip
-    """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
-
-    shape: the TileShape; the default suits head_dim and the prompts' length. blocks: blocks of the grid; by default one per SM.
-    Arrays that this kernel cannot serve (`why_not`) are passed to flash_attention_2.
-    """
-    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
-    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
-    longest = query_len_bound(max_query_len, sizes)
-    shape = shape or shape_for(sizes.head_dim, longest)
-    if why_not(query, key_cache, block_tables, shape):
-        VARIANTS.fallback("flash_attention_3").attention(*inputs, scale, sliding_window, max_query_len, stream=stream)
-        return
-    page_rows = shape.page_rows(sizes.block_size, sizes.max_blocks)
-    block_size = WHOLE_CONTEXT if sizes.max_blocks == 1 else sizes.block_size
-    chosen, threads = make_kernel(dtype_name(query.dtype), shape, block_size, page_rows)
+def launch_kernel(made, inputs, scale, window, blocks, stream):
+    """Launch the kernel on checked arrays. made: the arguments of make_kernel; scale: includes log2(e)."""
+    query, key_cache, value_cache, *batch = inputs
+    _, shape, _, page_rows = made
+    chosen, threads = make_kernel(*made)
     query_map = tensor_map(query, (shape.query_tile, 1, shape.keys.panel_columns), shape.swizzle)
     page = 1, page_rows, 1, shape.keys.panel_columns
     key_map, value_map = tensor_map(key_cache, page, shape.swizzle), tensor_map(value_cache, page, shape.swizzle)
-    arguments = (
-        query_map, key_map, value_map, out, query_start, context_lens, block_tables,
-        int(key_cache.shape[0]), sizes.kv_heads, float(scale * LOG2_E), int(sliding_window),
-    )  # fmt: skip
-    launch(chosen, grid_of(query, sizes, shape, longest, blocks), threads, arguments, stream, shape.shared_bytes)
+    num_blocks, _, kv_heads, _ = key_cache.shape
+    arguments = (query_map, key_map, value_map, *batch, int(num_blocks), kv_heads, scale, window)
+    launch(chosen, blocks, threads, arguments, stream, shape.shared_bytes)

@@ -21,7 +21,7 @@ import functools
 from numba import cuda, float32, int32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY
-from minllm.kernels.attention.split_tensor_core import split_tensor_core
+from minllm.kernels.attention.split_tensor_core import decode_step
 from minllm.kernels.attention.split_tensor_core.tile import make_clear, make_softmax
 from minllm.kernels.attention.split_tensor_core.walk import Softmax
 from minllm.ptx import ex2
@@ -32,16 +32,16 @@ BANDS = {"float16": (15.0, 2.0**-4), "bfloat16": (90.0, 2.0**-90)}
 
 
 @functools.cache
-def make_unified_softmax(dtype, head_dim, keys, heads, warps):
+def make_unified_softmax(sizes):
     """The Softmax with a unified maximum, and with a running maximum for tiles that have left the band."""
-    columns, key_tiles = heads // 8, keys // 16
-    highest_exponent, smallest_sum = BANDS[dtype]
-    running_softmax, clear_to = make_softmax(dtype, head_dim, keys, heads, warps), make_clear(head_dim, heads)
+    columns, key_tiles, warps = sizes.columns, sizes.shape.keys // 16, sizes.shape.warps
+    highest_exponent, smallest_sum = BANDS[sizes.dtype]
+    running_softmax, clear_to = make_softmax(sizes), make_clear(sizes)
 
     @cuda.jit(device=True)
-    def clear(state, origin, running, cursor, line_heads, scale, ring):
+    def clear(state, phi, running, cursor, line_heads, scale, ring):
         """Set the state to that of no keys, with phi as the maximum, or -inf for the running maximum."""
-        clear_to(state, float32(MINUS_INFINITY) if running else origin.phi)
+        clear_to(state, float32(MINUS_INFINITY) if running else phi)
         state.highest[0] = float32(MINUS_INFINITY)
 
     @cuda.jit(device=True)
@@ -79,10 +79,10 @@ def make_unified_softmax(dtype, head_dim, keys, heads, warps):
     return Softmax(clear, fold, running_softmax.share, failed)
 
 
-workspace_shapes = functools.partial(split_tensor_core.workspace_shapes, unified=True)
+workspace_shapes = functools.partial(decode_step.workspace_shapes, unified=True)
 
 
 def attention(*arguments, phi=0.0, **options):
-    """The same as split_tensor_core.attention. phi: subtracted from all scores scale * (q . k). Scores up to 62 above phi are in the band
-    in bfloat16, up to 10 in float16."""
-    split_tensor_core.attention(*arguments, phi=phi, softmax=make_unified_softmax, **options)
+    """The same as split_tensor_core/decode_step.py. phi: subtracted from all scores scale * (q . k). Scores up to 62 above phi are in the
+    band in bfloat16, up to 10 in float16."""
+    decode_step.attention(*arguments, phi=phi, softmax=make_unified_softmax, **options)

@@ -26,12 +26,13 @@ from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.choice import suits_clusters
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
+from minllm.kernels.attention.split_tensor_core import cp_async_ring, tma_ring
 from minllm.kernels.attention.split_tensor_core.merge_parts import VECTOR, WarpStates, make_warp_merge, pitch_of
-from minllm.kernels.attention.split_tensor_core.parts import columns_of, make_parts, shape_for
-from minllm.kernels.attention.split_tensor_core.plan import Batch, quotient
-from minllm.kernels.attention.split_tensor_core.ring import can_fetch, map_of, ring_bytes_of
-from minllm.kernels.attention.split_tensor_core.shape import head_tiles_of, line_heads_of
-from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_softmax, sizes_of_lane
+from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, quotient
+from minllm.kernels.attention.split_tensor_core.shape import BlockSizes, head_tiles_of, line_heads_of
+from minllm.kernels.attention.split_tensor_core.shape_choice import shape_for
+from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax
+from minllm.kernels.attention.split_tensor_core.tma_ring import can_fetch, map_of
 from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
@@ -101,15 +102,15 @@ def make_cluster_merge(head_dim, heads, warps, splits):
 
 
 @functools.cache
-def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
-    """(kernel, threads, dynamic shared bytes) for 16-bit `dtype`; splits: blocks per cluster; shape: a SplitShape."""
-    head_tiles, heads_here = head_tiles_of(group, head_dim)
-    warps, keys, tile, threads = shape.warps, shape.keys, shape.tile, 32 * shape.warps
-    plan, source, products, softmax = make_parts(dtype, head_dim, block_size, group, splits, shape, make_softmax)
-    open_ring, heads_of, fill, take_tiles = make_steps(group, head_dim, shape, source, products, softmax)
+def make_cluster_kernel(sizes, splits):
+    """(kernel, threads, dynamic shared bytes) for BlockSizes; splits: blocks per cluster."""
+    shape, head_dim, head_tiles, heads_here = sizes.shape, sizes.head_dim, sizes.head_tiles, sizes.heads
+    warps, keys, tile, threads, by_tma = shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.tensor_copies
+    query_count, out_count, state_count = 2 * sizes.steps * sizes.columns, 4 * sizes.steps * sizes.columns, 2 * sizes.columns
+    plan, products, softmax = make_plan(tile, splits), make_products(sizes), make_softmax(sizes)
+    source = (tma_ring if by_tma else cp_async_ring).make_source(sizes, plan)
+    open_ring, heads_of, fill, take_tiles = make_steps(sizes.group, head_dim, shape, source, products, softmax)
     hand_out, merge_slice, slice_count = make_cluster_merge(head_dim, heads_here, warps, splits)
-    query_count, out_count, state_count, _ = sizes_of_lane(head_dim, keys, columns_of(group, head_dim))
-    by_tma = shape.tensor_copies
     state_shape, out_shape = (warps, heads_here), (warps, heads_here, pitch_of(head_dim))
     sent_shape, slice_shape = (splits, heads_here), (splits, slice_count)
 
@@ -168,7 +169,7 @@ def make_cluster_kernel(dtype, head_dim, block_size, group, splits, shape):
         if has_row:
             merge_slice(received, out, heads, rank, scale)
 
-    return split_cluster_kernel, threads, warps * ring_bytes_of(head_dim, shape)
+    return split_cluster_kernel, threads, warps * sizes.ring_bytes
 
 
 def choose_cluster(sizes, sm_count=None):
@@ -190,10 +191,10 @@ def cluster_shape(sizes, sm_count=None):
 
 
 def launch_clusters(inputs, sizes, scale, sliding_window, stream, splits, shape):
-    """Launch the kernel on checked inputs of split_tensor_core.attention, with `splits` blocks of this SplitShape per head."""
+    """Launch the kernel on checked inputs of decode_step.attention, with `splits` blocks of this SplitShape per head."""
     query, key_cache, value_cache, *_ = inputs
-    made = make_cluster_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, sizes.group, splits, shape)
-    cluster_kernel, threads, shared_bytes = made
+    block_sizes = BlockSizes(sizes.head_dim, sizes.group, shape, sizes.block_size, dtype_name(query.dtype))
+    cluster_kernel, threads, shared_bytes = make_cluster_kernel(block_sizes, splits)
     maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)
     arguments = (*inputs, float(scale * LOG2_E), int(sliding_window), *maps)
     launch(cluster_kernel, line_heads_of(sizes) * splits, threads, arguments, stream, shared_bytes, (splits, 1, 1))
@@ -210,7 +211,7 @@ def attention(
 ):  # fmt: skip
     """Attention of one new token per sequence, written into `out`, one cluster per head; arguments as in kernels/attention/__init__.py.
 
-    shape: a SplitShape; the default suits the head_dim. split_tensor_core.attention launches clusters itself when they are fastest. Raises
+    shape: a SplitShape; the default suits the head_dim. decode_step.attention launches clusters itself when they are fastest. Raises
     KernelArgumentError for float32, for more than one new token per sequence, and on a GPU of another compute capability than 9.0.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)

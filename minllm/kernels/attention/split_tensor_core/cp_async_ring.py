@@ -1,4 +1,10 @@
-"""Fills the rings of ring.py by cp.async: lanes copy chunks of 16 bytes; rows that must not be seen are not read."""
+"""A warp's own ring of key and value tiles in shared memory, filled by cp.async: lanes copy chunks of 16 bytes.
+
+The warp that computes on a stage also fills it, so that no barrier of the block lies between memory and tensor cores. A stage holds the
+rows of K, then those of V. A row is head_dim numbers, padded with zeros to a multiple of 16 and then by 16 bytes, so that the eight rows of
+an ldmatrix tile lie in different banks. Keys that must not be seen are not read and become zeros: their memory may hold NaN, and 0 * NaN
+would spoil P V.
+"""
 
 import functools
 
@@ -6,7 +12,6 @@ from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.attention.split_tensor_core.ring import aim, release, ring_bytes_of, row_bytes_of, stage_bytes_of
 from minllm.kernels.attention.split_tensor_core.walk import Source
 from minllm.ptx import (
     cp_async_16,
@@ -20,17 +25,28 @@ from minllm.ptx import (
 WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by number of stages
 
 
+@cuda.jit(device=True)
+def aim(cursor, batch, ring):
+    """The cursor itself: nothing is looked up ahead."""
+    return cursor
+
+
+@cuda.jit(device=True)
+def release(ring):
+    """Wait until all lanes have read the stage, which is filled next."""
+    cuda.syncwarp()
+
+
 @functools.cache
-def make_source(head_dim, block_size, head_tiles, shape, plan):
+def make_source(sizes, plan):
     """The Source that loads tiles by cp.async."""
-    block_of, element_of = make_lookup(block_size)
-    visible_keys, advance, keys, warps = plan.visible_keys, plan.advance, shape.keys, shape.warps
-    row_bytes = row_bytes_of(head_dim)
-    chunks = -(-head_dim // 16) * 2  # 16-byte chunks per row
+    head_dim, head_tiles, row_bytes, keys, warps = sizes.head_dim, sizes.head_tiles, sizes.row_bytes, sizes.shape.keys, sizes.shape.warps
+    (block_of, element_of), visible_keys, advance = make_lookup(sizes.block_size), plan.visible_keys, plan.advance
+    chunks = 2 * sizes.steps  # 16-byte chunks per row
     copies = keys * chunks // 32  # 16-byte copies per lane for K; V takes the same number
-    in_one_block = block_size % keys == 0  # a warp's rows lie in one block of the cache
+    in_one_block = sizes.block_size % keys == 0  # a warp's rows lie in one block of the cache
     padded = head_dim % 16 != 0
-    wait_for_oldest = WAIT_FOR_OLDEST[shape.stages]
+    wait_for_oldest = WAIT_FOR_OLDEST[sizes.shape.stages]
 
     @cuda.jit(device=True)
     def copy_tile(cursor, ring, batch, cache):
@@ -75,4 +91,4 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
         wait_for_oldest()
         cuda.syncwarp()
 
-    return Source(setup, aim, fetch, wait, release, stage_bytes_of(head_dim, shape), ring_bytes_of(head_dim, shape))
+    return Source(setup, aim, fetch, wait, release, sizes.stage_bytes, sizes.ring_bytes)

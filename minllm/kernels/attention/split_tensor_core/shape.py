@@ -1,4 +1,4 @@
-"""The block and grid sizes of a decode step."""
+"""The sizes of a decode step: of its blocks, of their tiles and rings, and of its grid."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from minllm.runtime.device import sms_here
 RESERVED_BYTES = 1024  # shared memory that CUDA reserves per block
 RING_ALIGNMENT = 1024  # the rings follow the states, at a multiple of this
 STATIC_BYTES = 48 * 1024  # the most static shared memory per block, which holds the states of its warps
+BARRIER_BYTES = 1024  # space for TMA's mbarriers after a warp's ring; keeps the next ring aligned
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,52 @@ class SplitShape:
     def tile(self):
         """Keys per tile of a block."""
         return self.warps * self.keys
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """What a block of a kernel over 16-bit caches is compiled for, and the sizes that follow."""
+
+    head_dim: int
+    group: int  # query heads per KV head
+    shape: SplitShape
+    block_size: int = 16  # of the cache
+    dtype: str = "bfloat16"
+
+    @property
+    def head_tiles(self):
+        """Blocks that share a KV head's query heads."""
+        return head_tiles_of(self.group, self.head_dim)[0]
+
+    @property
+    def heads(self):
+        """Query heads per block."""
+        return head_tiles_of(self.group, self.head_dim)[1]
+
+    @property
+    def columns(self):
+        """Tiles of 8 query heads, the columns of mma."""
+        return -(-self.heads // 8)
+
+    @property
+    def steps(self):
+        """Steps of mma along head_dim, and tiles of 16 rows of the output."""
+        return -(-self.head_dim // 16)
+
+    @property
+    def row_bytes(self):
+        """Bytes from one row of a tile to the next, of rows that cp.async copies."""
+        return 32 * self.steps + 16
+
+    @property
+    def stage_bytes(self):
+        """Bytes per stage, which holds rows of K, then the same rows of V."""
+        return self.shape.keys * (4 * self.head_dim if self.shape.tensor_copies else 2 * self.row_bytes)
+
+    @property
+    def ring_bytes(self):
+        """Bytes of a warp's ring, with its mbarriers."""
+        return self.shape.stages * self.stage_bytes + BARRIER_BYTES * self.shape.tensor_copies
 
 
 def head_tiles_of(group, head_dim):

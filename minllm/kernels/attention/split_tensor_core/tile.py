@@ -18,7 +18,6 @@ from typing import NamedTuple
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
-from minllm.kernels.attention.split_tensor_core.ring import row_bytes_of
 from minllm.kernels.attention.split_tensor_core.walk import Products, Softmax
 from minllm.ptx import (
     ex2,
@@ -51,29 +50,12 @@ class State(NamedTuple):
     highest: Array  # [1]: the largest exponent so far (unified_maximum.py)
 
 
-class Sizes(NamedTuple):
-    """Elements per lane."""
-
-    query: int
-    out: int
-    states: int
-    scores: int
-
-
-def sizes_of_lane(head_dim, keys, heads):
-    """The Sizes for tiles of `keys` keys and `heads` query heads."""
-    steps = -(-head_dim // 16)
-    return Sizes(steps * heads // 4, steps * heads // 2, heads // 4, keys * heads // 32)
-
-
 @functools.cache
-def make_products(dtype, head_dim, keys, heads, swizzled=False):
-    """The Products (matmuls) for tiles of `keys` keys, a multiple of 16; swizzled: tiles have TMA's layout (tma_ring.py)."""
-    multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
-    steps = -(-head_dim // 16)  # mma steps along head_dim; tiles of 16 rows of O^T
-    columns = heads // 8  # tiles of 8 heads
-    key_tiles, row_bytes = keys // 16, row_bytes_of(head_dim)
-    values_at = 2 * keys * head_dim if swizzled else keys * row_bytes
+def make_products(sizes):
+    """The Products (matmuls) of a tile; with TMA, tiles are swizzled."""
+    multiply, pack = (mma_m16n8k16_bf16, pack_bf16x2) if sizes.dtype == "bfloat16" else (mma_m16n8k16_f16, pack_f16x2)
+    head_dim, steps, columns, keys, swizzled = sizes.head_dim, sizes.steps, sizes.columns, sizes.shape.keys, sizes.shape.tensor_copies
+    key_tiles, row_bytes, values_at = keys // 16, sizes.row_bytes, sizes.stage_bytes // 2
     query_count, score_count, weight_count = 2 * steps * columns, 4 * key_tiles * columns, 2 * columns
 
     @cuda.jit(device=True)
@@ -156,10 +138,9 @@ def make_products(dtype, head_dim, keys, heads, swizzled=False):
 
 
 @functools.cache
-def make_clear(head_dim, heads):
+def make_clear(sizes):
     """clear_to(state, maximum): device function that sets the state to that of no keys, with this maximum."""
-    sizes = sizes_of_lane(head_dim, 0, heads)
-    out_count, state_count = sizes.out, sizes.states
+    out_count, state_count = 4 * sizes.steps * sizes.columns, 2 * sizes.columns
 
     @cuda.jit(device=True)
     def clear_to(state, maximum):
@@ -173,10 +154,9 @@ def make_clear(head_dim, heads):
 
 
 @functools.cache
-def make_softmax(dtype, head_dim, keys, heads, warps):
-    """The Softmax with a running maximum. The functions that make the other softmaxes of this folder have the same arguments."""
-    steps, columns, key_tiles = -(-head_dim // 16), heads // 8, keys // 16
-    clear_to = make_clear(head_dim, heads)
+def make_softmax(sizes):
+    """The Softmax with a running maximum."""
+    head_dim, steps, columns, key_tiles, clear_to = sizes.head_dim, sizes.steps, sizes.columns, sizes.shape.keys // 16, make_clear(sizes)
 
     @cuda.jit(device=True)
     def clear(state, origin, running, cursor, line_heads, scale, ring):

@@ -1,4 +1,4 @@
-"""Fills the rings of ring.py by TMA, on Hopper and later.
+"""A warp's ring of tiles as in cp_async_ring.py, filled by TMA, on Hopper and later.
 
 The cache is described as an array [num_blocks, block_size, kv_heads, head_dim / 64, 64], with block_size a multiple of 16; one lane loads
 boxes of 16 keys, one KV head and 64 numbers, 128 bytes per row. A stage holds them as [K and V][head_dim / 64][keys][64], swizzled, so that
@@ -12,16 +12,8 @@ import functools
 from numba import cuda, int32, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
+from minllm.kernels.attention.split_tensor_core.cp_async_ring import aim, release
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.attention.split_tensor_core.ring import (
-    BOX_KEYS,
-    BOX_NUMBERS,
-    BOX_ROW_BYTES,
-    aim,
-    release,
-    ring_bytes_of,
-    stage_bytes_of,
-)
 from minllm.kernels.attention.split_tensor_core.walk import Source
 from minllm.ptx import (
     cp_async_bulk_tensor_5d_shared_global,
@@ -31,15 +23,30 @@ from minllm.ptx import (
     mbarrier_init,
     mbarrier_wait_parity,
 )
+from minllm.runtime.tensor_map import tensor_map
+
+BOX_KEYS, BOX_NUMBERS, BOX_ROW_BYTES = 16, 64, 128  # of one TMA load: keys, elements per row, bytes per row
+
+
+def can_fetch(head_dim, block_size):
+    """Whether the blocks of a cache consist of whole TMA boxes."""
+    return head_dim % BOX_NUMBERS == 0 and block_size % BOX_KEYS == 0
+
+
+def map_of(cache):
+    """The tensor map of a key or value cache."""
+    blocks, block_size, kv_heads, head_dim = cache.shape
+    boxes = cache.reshape(blocks, block_size, kv_heads, head_dim // BOX_NUMBERS, BOX_NUMBERS)
+    return tensor_map(boxes, (1, BOX_KEYS, 1, 1, BOX_NUMBERS), promotion=BOX_ROW_BYTES)
 
 
 @functools.cache
-def make_source(head_dim, block_size, head_tiles, shape, plan):
+def make_source(sizes, plan):
     """The Source that loads tiles by TMA."""
-    block_of, _ = make_lookup(block_size)
-    visible_keys, advance, keys, warps, stages = plan.visible_keys, plan.advance, shape.keys, shape.warps, shape.stages
-    stage_bytes = stage_bytes_of(head_dim, shape)
-    value_bytes, columns = stage_bytes // 2, head_dim // BOX_NUMBERS
+    (block_of, _), visible_keys, advance = make_lookup(sizes.block_size), plan.visible_keys, plan.advance
+    keys, warps, stages = sizes.shape.keys, sizes.shape.warps, sizes.shape.stages
+    block_size, head_tiles, stage_bytes = sizes.block_size, sizes.head_tiles, sizes.stage_bytes
+    value_bytes, columns = stage_bytes // 2, sizes.head_dim // BOX_NUMBERS
     groups, box_bytes, row_words = keys // BOX_KEYS, BOX_KEYS * BOX_ROW_BYTES, BOX_ROW_BYTES // 4
 
     @cuda.jit(device=True)
@@ -102,4 +109,4 @@ def make_source(head_dim, block_size, head_tiles, shape, plan):
             fence_proxy_async()  # before the copies that fill the stage again
         cuda.syncwarp()
 
-    return Source(setup, aim, fetch, wait, release, stage_bytes, ring_bytes_of(head_dim, shape))
+    return Source(setup, aim, fetch, wait, release, stage_bytes, sizes.ring_bytes)

@@ -1,0 +1,36 @@
+"""Chooses the SplitShape of a decode step: how many warps, stages and blocks per SM."""
+
+import functools
+
+from minllm.kernels.attention.split_tensor_core.shape import BlockSizes, SplitShape, first_that_fits, head_tiles_of, line_heads_of
+from minllm.kernels.attention.split_tensor_core.tma_ring import can_fetch
+from minllm.runtime.device import CONSUMER_BLACKWELL, HOPPER, block_shared_bytes_here, capability_here, sms_here
+
+
+@functools.cache
+def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, tensor_copies=False):
+    """The SplitShape for `line_heads` heads over all sequences and blocks of at most `shared_bytes`; None: the current GPU's values.
+
+    Few heads are split among all SMs: one block per SM, with the deepest rings, makes the fewest parts to merge. With many heads, a block
+    processes one after another: two blocks per SM, so that one computes and copies while the other merges its warps, or four small ones,
+    which lose less time between short heads.
+    """
+    shared_bytes, sm_count = shared_bytes or block_shared_bytes_here(), sm_count or sms_here()
+    keys, (_, heads) = 16 if head_dim > 64 else 32, head_tiles_of(group, head_dim)
+    one_block = ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))
+    single = [SplitShape(warps, keys, stages, 1, tensor_copies) for warps, stages in one_block]
+    double = [SplitShape(4, keys, stages, 2, tensor_copies) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
+    if head_dim == 64 and tensor_copies and line_heads >= 3 * sm_count:
+        double.insert(0, SplitShape(2, keys, 3, 4, tensor_copies))
+    return first_that_fits(double + single, head_dim, heads, lambda shape: BlockSizes(head_dim, group, shape).ring_bytes, shared_bytes)
+
+
+def shape_of(sizes, sm_count=None, unified=False):
+    """The SplitShape of a call with these AttentionSizes. TMA copies keys if GPU and cache allow it.
+
+    cp.async is used for the unified maximum, whose kernel may have to fetch a run again, and from compute capability 12.0 on, where the
+    walk with TMA would need a stack frame.
+    """
+    by_tma = HOPPER <= capability_here() < CONSUMER_BLACKWELL and can_fetch(sizes.head_dim, sizes.block_size)
+    machine = (block_shared_bytes_here(), sm_count or sms_here())  # passed explicitly, because shape_for caches results by its arguments
+    return shape_for(sizes.head_dim, sizes.group, line_heads_of(sizes), *machine, tensor_copies=by_tma and not unified)
