@@ -752,7 +752,7 @@ show_source(
 
 # %%
 from minllm.kernels.attention import VARIANTS
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
 
 small = dict(
     sm_count=4, shape=SplitShape(warps=1, keys=16, stages=2, blocks=1)

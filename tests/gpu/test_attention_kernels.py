@@ -9,7 +9,7 @@ from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.ladder import unified_maximum as split_unified_maximum
 from minllm.kernels.attention.reference import attention_reference
 from minllm.kernels.attention.split_tensor_core import decode_step
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
 from tests.kernels.attention.case_lists import (
     RAGGED_CASES,
     REAL_DECODES,

@@ -10,7 +10,7 @@ from minllm.catalogue.attention.paged import attention
 from minllm.catalogue.attention.prompts import CHUNKS
 from minllm.catalogue.matmul.products import product
 from minllm.kernels.attention.split_tensor_core import decode_step
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
 from minllm.runtime import compiler
 from minllm.runtime.kernel import Kernel
 from minllm.runtime.older_gpus import REPLACEMENTS, replace_all

@@ -6,7 +6,7 @@ from minllm.catalogue.attention.paged import BLOCK_SIZE, attention
 from minllm.catalogue.attention.quantized import quantized_attention
 from minllm.catalogue.launch import TFLOP_S, TOKENS_US, Measured, for_tuning
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
 from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
 
 SHAPES = (SplitShape(1, 16, 2, 1, turns=2), SplitShape(2, 16, 3, 1, turns=1), SplitShape(1, 32, 4, 2, turns=2))

@@ -6,8 +6,8 @@ from minllm.catalogue.attention.splits import KV_HEADS, step
 from minllm.catalogue.launch import HOPPER, MachineCode
 from minllm.catalogue.rows import BFLOAT16, FLOAT16
 from minllm.kernels.attention.split_quantized import split_quantized
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
-from minllm.kernels.attention.split_tensor_core.shape_choice import shape_for
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
+from minllm.kernels.attention.split_tensor_core.shape import shape_for
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.quantization.formats import FP8_SINCE, kv_format
 from minllm.machine.occupancy import MULTIPROCESSORS

@@ -17,7 +17,7 @@ from minllm.kernels.attention.residual_window import residual_window as launcher
 from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
 from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_quantized.layout import can_fetch
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
 from minllm.kernels.quantization.formats import kv_format
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 

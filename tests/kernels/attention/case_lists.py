@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from minllm.catalogue.attention import prompts, splits
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
 from tests.kernels.attention.cases import AttentionCase
 
 BFLOAT16, FLOAT16 = ml_dtypes.bfloat16, np.float16

@@ -8,7 +8,7 @@ from minllm.catalogue.attention.quantized import quantized_attention
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.attention.split_tensor_core import decode_step
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
 from tests.kernels.attention.cases import AttentionCase, make_arrays
 from tests.kernels.attention.log_sum_exp_runs import check_log_sum_exp
 from tests.kernels.guarded import BFLOAT16, FLOAT16

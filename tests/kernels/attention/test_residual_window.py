@@ -14,7 +14,7 @@ from minllm.kernels.attention.flash_attention_2 import quantized as flash_attent
 from minllm.kernels.attention.residual_window import residual_window as launcher
 from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_tensor_core import decode_step
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
 from minllm.kernels.quantization.formats import kv_format
 from tests.kernels.launches import check
 

@@ -7,8 +7,8 @@ import pytest
 
 from minllm.kernels.attention.common.arguments import AttentionSizes, sizes_of
 from minllm.kernels.attention.split_tensor_core import cluster, decode_step
+from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
 from minllm.kernels.attention.split_tensor_core.cluster import choose_cluster, launch_clusters
-from minllm.kernels.attention.split_tensor_core.shape import SplitShape
 from tests.kernels.attention.case_lists import RAGGED_CASES, SPLIT_CASES, TENSOR_COPY_CASES, in_16_bits
 from tests.kernels.attention.cases import AttentionCase, check_output, make_arrays, run_variant
 

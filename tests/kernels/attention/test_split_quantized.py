@@ -13,7 +13,8 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.common.arguments import AttentionSizes
 from minllm.kernels.attention.split_quantized import split_quantized
 from minllm.kernels.attention.split_quantized.split_quantized import layout_of, shape_for, shape_of
-from minllm.kernels.attention.split_tensor_core.shape import fits, head_tiles_of
+from minllm.kernels.attention.split_tensor_core.block_sizes import head_tiles_of
+from minllm.kernels.attention.split_tensor_core.shape import fits
 from minllm.kernels.quantization.formats import TOKEN_FORMATS, kv_format
 from tests.kernels.guarded import BFLOAT16
 

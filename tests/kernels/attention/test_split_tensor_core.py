@@ -6,8 +6,8 @@ import pytest
 from minllm.errors import KernelArgumentError
 from minllm.kernels.attention.common.arguments import AttentionSizes
 from minllm.kernels.attention.split_tensor_core import decode_step
-from minllm.kernels.attention.split_tensor_core.shape import BlockSizes
-from minllm.kernels.attention.split_tensor_core.shape_choice import shape_for, shape_of
+from minllm.kernels.attention.split_tensor_core.block_sizes import BlockSizes
+from minllm.kernels.attention.split_tensor_core.shape import shape_for, shape_of
 from tests.kernels.attention.case_lists import (
     BFLOAT16,
     FLOAT16,

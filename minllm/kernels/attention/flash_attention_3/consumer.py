@@ -20,14 +20,11 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
-from minllm.kernels.attention.flash_attention_3.rows import Rows, make_rows
+from minllm.kernels.attention.flash_attention_3.rows import Rows
 from minllm.kernels.attention.flash_attention_3.tiles import make_pipelines
-from minllm.kernels.attention.flash_attention_3.work import CONTEXT_LEN, COUNT, STOP_TILE, VISIBLE_START, WORK_SLOTS, WORK_WORDS
-from minllm.tiles.left_operand import make_load_left
+from minllm.kernels.attention.flash_attention_3.work import COUNT, STOP_TILE, WORK_SLOTS, WORK_WORDS
 from minllm.tiles.warpgroup import uniform
-from minllm.tiles.wgmma import make_wgmma
 
-CLEARED = 1  # the named barrier after the consumers have cleared rows
 FIRST_TURN = 2  # the named barrier for the first consumer's turn on the tensor cores; the other consumers' follow
 
 
@@ -47,7 +44,7 @@ class Parts(NamedTuple):
     load_queries: Any  # load_queries(query, rows, ring, state, shared, item, own, scale): those held in registers, and release their stage
     left_of: Any  # left_of(query, ring, state, first_row_bytes): the left operand of Q K^T
     clear_unseen: Any  # clear_unseen(ring, shared, at, tile, first_key, own): clears rows of a tile of V that no query row sees
-    start_rows: Any  # the rest: rows.py
+    start_rows: Any  # the rest: rows.py, half_rows.py
     weigh_tile: Any
     rescale: Any
     pack_weights: Any
@@ -71,70 +68,6 @@ def make_turns(consumers):
             ptx.bar_arrive(FIRST_TURN + (consumer + 1 if consumer + 1 < consumers else 0), 256)
 
     return wait_for_turn, pass_turn
-
-
-@functools.cache
-def make_clear_unseen(shape):
-    """clear_unseen: device function that clears the rows of a tile of V that no query row sees, because 0 * NaN would be NaN."""
-    key_tile, panels, row_words, threads = shape.key_tile, shape.keys.panels, shape.swizzle // 4, 128 * shape.consumers
-    values = make_pipelines(shape).values
-
-    @cuda.jit(device=True)
-    def clear_rows(words, address, first, stop, thread):
-        """Clear rows first to stop of the tile at a shared address in `words`; the swizzle keeps a row's chunks within the row."""
-        tile_word = int32((address - ptx.shared_address(words, 0)) // 4)
-        count = int32(max(0, stop - first) * row_words)
-        i = int32(thread)
-        while i < count:
-            for panel in range(panels):
-                words[tile_word + (panel * key_tile + first) * row_words + i] = uint32(0)
-            i += threads
-        ptx.fence_proxy_async()
-        ptx.bar_sync(CLEARED, threads)
-
-    @cuda.jit(device=True)
-    def clear_unseen(ring, shared, at, tile, first_key, own):
-        """Clear rows after the end of the context, or before the window."""
-        context_len, visible_start = shared.work[at + CONTEXT_LEN], shared.work[at + VISIBLE_START]
-        if first_key + key_tile > context_len or first_key < visible_start:
-            state = values.state(tile)
-            values.consumer_wait(ring, state)
-            address = values.stage(ring, state).tiles
-            clear_rows(shared.words, address, int32(context_len - first_key), key_tile, own)
-            clear_rows(shared.words, address, 0, int32(visible_start - first_key), own)
-
-    return clear_unseen
-
-
-@functools.cache
-def make_parts(shape, dtype):
-    """The Parts for keys and values of 16-bit `dtype`.
-
-    Queries are held in registers if they fit: otherwise Q K^T reads them from shared memory again for every tile of keys, and TMA and wgmma
-    together are close to the bandwidth of shared memory.
-    """
-    in_registers, queries = shape.queries_in_registers, make_pipelines(shape).queries
-    scores = make_wgmma(shape.keys, dtype, left=None if in_registers else shape.queries)
-    output = make_wgmma(shape.keys, dtype, right_major="mn")
-    load_left = make_load_left(shape.queries)
-
-    @cuda.jit(device=True)
-    def load_queries(query, rows, ring, state, shared, item, own, scale):
-        """If queries are held in registers, load them and release their stage."""
-        if in_registers:
-            load_left(query, queries.stage(ring, state).tiles, own // 32 * 16, own % 32)
-            queries.consumer_release(ring, state)
-
-    @cuda.jit(device=True, forceinline=True)
-    def left_in_registers(query, ring, state, first_row_bytes):
-        return query
-
-    @cuda.jit(device=True, forceinline=True)
-    def left_in_shared(query, ring, state, first_row_bytes):
-        return scores.left(ptx.keep_register(queries.stage(ring, state).tiles + first_row_bytes))  # else kept over all tiles, and spilled
-
-    left_of = left_in_registers if in_registers else left_in_shared
-    return Parts(scores, output, load_queries, left_of, make_clear_unseen(shape), *make_rows(dtype, shape))
 
 
 @functools.cache

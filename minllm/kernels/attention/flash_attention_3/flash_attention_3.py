@@ -5,7 +5,7 @@ The maths is FlashAttention-2's (flash_attention_2/kernel.py), tile by tile of q
     loads       one warpgroup, the producer, only loads tiles by TMA into rings in shared memory (producer.py); it gives up registers
                 to the consumers
     GEMMs       wgmma: a warpgroup multiplies tiles directly from shared memory, and continues while tensor cores work
-    softmax     runs while a GEMM is in flight, in one warpgroup while another multiplies (consumer.py, rows.py)
+    softmax     runs while a GEMM is in flight, in one warpgroup while another multiplies (consumer.py, half_rows.py)
 
 A block has two consumers of 64 rows, three if head_dim is at most 64, and one if prompts are that short. It is a persistent kernel: one
 block per SM processes many tiles of queries (work.py), and the first GEMMs of a tile overlap with the end of the tile before.
@@ -27,7 +27,8 @@ import functools
 
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_consume, make_parts, make_turns
+from minllm.kernels.attention.flash_attention_3.consumer import Shared, make_consume, make_turns
+from minllm.kernels.attention.flash_attention_3.half_rows import make_parts
 from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.tiles import make_pipelines

@@ -1,4 +1,4 @@
-"""A consumer's operations on its 64 rows between GEMMs: softmax of a tile of scores, final division and store.
+"""The state of a consumer's 64 rows between GEMMs, and the mask of a tile of scores, for keys in 16 bits and in fp8.
 
 The rows' state is in registers, for both rows of a thread (tiles/rows.py): maxima, sums of weights, and origins, which are subtracted from
 huge scores. A thread's sums are also stored in shared memory, from which the row's other lanes read them at the end.
@@ -7,16 +7,11 @@ huge scores. A thread's sums are also stored in shared memory, from which the ro
 import functools
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, int64
+from numba import cuda, float32, int32
 
-from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
-from minllm.kernels.attention.flash_attention_3.work import FIRST_POSITION, HEAD, ROWS, TOKEN, WORK_SLOTS, WORK_WORDS
-from minllm.ptx import ex2
-from minllm.tiles.rows import make_rows as make_register_rows
+from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY
+from minllm.kernels.attention.flash_attention_3.work import FIRST_POSITION
 from minllm.tiles.warp import ALL_LANES
-
-GROWTH = 8.0  # log2 of how much a weight may exceed 1 before a row's maximum is raised
-HUGE = 1024.0  # maxima beyond this, to base 2, have a rounding error that would show in 16-bit weights
 
 
 class Rows(NamedTuple):
@@ -32,42 +27,6 @@ class Rows(NamedTuple):
 def sum_count(shape):
     """Length of the array of sums in shared memory: two per thread for the current work item and two for the one being stored."""
     return 4 * 128 * shape.consumers
-
-
-@functools.cache
-def make_maxima(score_rows):
-    """(move_origins, raise_maxima): device functions that track the largest score of each row."""
-
-    @cuda.jit(device=True)
-    def move_origins(scores, rows, scale):
-        """Make a huge maximum its row's origin. Returns whether any row of the warp has an origin.
-
-        scale * score - scale * maximum is one instruction, but it keeps the rounding error of scale * maximum: at a maximum of 1e5
-        one part in 300, in the sum but not in the weight, which is rounded to 16 bits. A difference of scores is exact, or nearly so.
-        """
-        for half in range(2):
-            highest = finite_or_zero(rows.maxima[half])
-            if abs(highest * scale) > float32(HUGE):
-                rows.origins[half] += highest
-                rows.maxima[half] = float32(0.0)
-                score_rows.subtract(scores, half, highest)
-        return cuda.any_sync(ALL_LANES, rows.origins[0] != float32(0.0) or rows.origins[1] != float32(0.0))
-
-    @cuda.jit(device=True)
-    def raise_maxima(scores, rows, scale):
-        """Update the rows' maxima from the scores, and set their factors.
-
-        A maximum is raised only if a weight would exceed 2 ** GROWTH: any number near the maximum serves as well, and while it does not
-        change, the accumulator needs no rescaling.
-        """
-        for half in range(2):
-            highest = score_rows.maximum(scores, half, rows.maxima[half])
-            if highest * scale <= rows.maxima[half] * scale + float32(GROWTH):
-                highest = rows.maxima[half]
-            rows.factors[half] = ex2((rows.maxima[half] - finite_or_zero(highest)) * scale)
-            rows.maxima[half] = highest
-
-    return move_origins, raise_maxima
 
 
 @functools.cache
@@ -129,50 +88,3 @@ def make_mask(key_tile, score_rows):
             score_rows.mask(scores, half, 0, int32(last - window + 1 if window > 0 else -key_tile), last)
 
     return is_masked, mask
-
-
-@functools.cache
-def make_rows(dtype, shape):
-    """(start_rows, weigh_tile, rescale, pack_weights, store_rows): device functions of a consumer, for 16-bit `dtype`."""
-    head_dim, key_tile = shape.head_dim, shape.key_tile
-    score_rows, out_rows = make_register_rows(key_tile, dtype, fused=True), make_register_rows(head_dim, dtype)
-    move_origins, raise_maxima = make_maxima(score_rows)
-    start_rows, leave_sums, total, rescale = make_state(shape, out_rows)
-    is_masked, mask = make_mask(key_tile, score_rows)
-
-    @cuda.jit(device=True)
-    def weigh_tile(scores, rows, from_origins, shared, at, item, first_key, consumer, own, scale, window):
-        """Replace the scores of the keys from first_key on by weights. Returns whether any row of the warp has an origin now."""
-        special = from_origins or is_masked(shared, at, first_key, consumer, window)
-        if special:
-            mask(scores, shared, at, first_key, own, window)
-            if from_origins:
-                for half in range(2):
-                    score_rows.subtract(scores, half, rows.origins[half])
-        raise_maxima(scores, rows, scale)
-        if special:
-            from_origins = move_origins(scores, rows, scale)
-        for half in range(2):
-            maximum = finite_or_zero(rows.maxima[half])
-            rows.sums[half] = score_rows.exponentials(scores, half, maximum, scale, rows.sums[half] * rows.factors[half])
-        leave_sums(rows, shared, item, own)
-        return from_origins
-
-    @cuda.jit(device=True)
-    def pack_weights(scores, weights):
-        """Pack weights to 16-bit pairs, in the order of wgmma's A operand."""
-        for step in range(key_tile // 16):
-            score_rows.pack(scores, 0, step, weights, 4 * step)
-
-    @cuda.jit(device=True)
-    def store_rows(acc, shared, out, item, own):
-        """Store out = acc / sums, for the rows of a work item that belong to its sequence."""
-        cuda.syncwarp()
-        at = WORK_WORDS * (item & (WORK_SLOTS - 1))
-        token, head, rows = shared.work[at + TOKEN], shared.work[at + HEAD], shared.work[at + ROWS]
-        for half in range(2):
-            row = int32(own // 32 * 16 + out_rows.position(half, own % 32))
-            index = (int64(token + row) * out.shape[1] + head) * head_dim
-            out_rows.store(acc, half, reciprocal_or_zero(total(shared, item, half, own)), out, index, row < rows, own % 32)
-
-    return start_rows, weigh_tile, rescale, pack_weights, store_rows

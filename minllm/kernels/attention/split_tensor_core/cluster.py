@@ -27,10 +27,10 @@ from minllm.kernels.attention.choice import suits_clusters
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core import cp_async_ring, tma_ring
+from minllm.kernels.attention.split_tensor_core.block_sizes import BlockSizes, head_tiles_of
 from minllm.kernels.attention.split_tensor_core.merge_parts import VECTOR, WarpStates, make_warp_merge, pitch_of
 from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, quotient
-from minllm.kernels.attention.split_tensor_core.shape import BlockSizes, head_tiles_of, line_heads_of
-from minllm.kernels.attention.split_tensor_core.shape_choice import shape_for
+from minllm.kernels.attention.split_tensor_core.shape import line_heads_of, shape_for
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax
 from minllm.kernels.attention.split_tensor_core.tma_ring import can_fetch, map_of
 from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps

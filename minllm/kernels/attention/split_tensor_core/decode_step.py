@@ -8,9 +8,9 @@ from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, c
 from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.split_kv import split_kv
 from minllm.kernels.attention.split_tensor_core import cluster
+from minllm.kernels.attention.split_tensor_core.block_sizes import BlockSizes, head_tiles_of
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, part_shapes
-from minllm.kernels.attention.split_tensor_core.shape import BlockSizes, grid_of, head_tiles_of
-from minllm.kernels.attention.split_tensor_core.shape_choice import shape_of
+from minllm.kernels.attention.split_tensor_core.shape import grid_of, shape_of
 from minllm.kernels.attention.split_tensor_core.split_tensor_core import launch_kernel
 from minllm.kernels.attention.split_tensor_core.tile import make_softmax
 from minllm.runtime.kernel import check

@@ -1,84 +1,16 @@
-"""The sizes of a decode step: of its blocks, of their tiles and rings, and of its grid."""
+"""Chooses the size of a decode step's blocks, of their tiles and rings, and of the grid."""
 
-from dataclasses import dataclass
+import functools
 
+from minllm.kernels.attention.split_tensor_core.block_sizes import BlockSizes, SplitShape, head_tiles_of
 from minllm.kernels.attention.split_tensor_core.merge_parts import pitch_of
+from minllm.kernels.attention.split_tensor_core.tma_ring import can_fetch
 from minllm.machine.occupancy import round_up
-from minllm.runtime.device import sms_here
+from minllm.runtime.device import CONSUMER_BLACKWELL, HOPPER, block_shared_bytes_here, capability_here, sms_here
 
 RESERVED_BYTES = 1024  # shared memory that CUDA reserves per block
 RING_ALIGNMENT = 1024  # the rings follow the states, at a multiple of this
 STATIC_BYTES = 48 * 1024  # the most static shared memory per block, which holds the states of its warps
-BARRIER_BYTES = 1024  # space for TMA's mbarriers after a warp's ring; keeps the next ring aligned
-
-
-@dataclass(frozen=True)
-class SplitShape:
-    """The size of a block, of its tiles and of its rings."""
-
-    warps: int
-    keys: int  # keys per warp's tile, a multiple of 16
-    stages: int  # stages per warp's ring, 2 to 4
-    blocks: int  # per SM
-    tensor_copies: bool = False  # TMA fills the rings, not cp.async
-    turns: int = 1  # buffers for the warps' states: with two, one is written while the other is read
-
-    @property
-    def tile(self):
-        """Keys per tile of a block."""
-        return self.warps * self.keys
-
-
-@dataclass(frozen=True)
-class BlockSizes:
-    """What a block of a kernel over 16-bit caches is compiled for, and the sizes that follow."""
-
-    head_dim: int
-    group: int  # query heads per KV head
-    shape: SplitShape
-    block_size: int = 16  # of the cache
-    dtype: str = "bfloat16"
-
-    @property
-    def head_tiles(self):
-        """Blocks that share a KV head's query heads."""
-        return head_tiles_of(self.group, self.head_dim)[0]
-
-    @property
-    def heads(self):
-        """Query heads per block."""
-        return head_tiles_of(self.group, self.head_dim)[1]
-
-    @property
-    def columns(self):
-        """Tiles of 8 query heads, the columns of mma."""
-        return -(-self.heads // 8)
-
-    @property
-    def steps(self):
-        """Steps of mma along head_dim, and tiles of 16 rows of the output."""
-        return -(-self.head_dim // 16)
-
-    @property
-    def row_bytes(self):
-        """Bytes from one row of a tile to the next, of rows that cp.async copies."""
-        return 32 * self.steps + 16
-
-    @property
-    def stage_bytes(self):
-        """Bytes per stage, which holds rows of K, then the same rows of V."""
-        return self.shape.keys * (4 * self.head_dim if self.shape.tensor_copies else 2 * self.row_bytes)
-
-    @property
-    def ring_bytes(self):
-        """Bytes of a warp's ring, with its mbarriers."""
-        return self.shape.stages * self.stage_bytes + BARRIER_BYTES * self.shape.tensor_copies
-
-
-def head_tiles_of(group, head_dim):
-    """(blocks that share a KV head's query heads, heads of each): at most 16 heads, 8 if head_dim is large, to limit registers."""
-    tiles = -(-group // (16 if head_dim <= 96 else 8))
-    return tiles, -(-group // tiles)
 
 
 def line_heads_of(sizes):
@@ -104,3 +36,32 @@ def grid_of(sizes, splits, sm_count, shape):
     if splits:
         return line_heads_of(sizes) * splits
     return min(shape.blocks * (sm_count or sms_here()), line_heads_of(sizes) * -(-sizes.max_context_len // shape.tile))
+
+
+@functools.cache
+def shape_for(head_dim, group, line_heads, shared_bytes=None, sm_count=None, tensor_copies=False):
+    """The SplitShape for `line_heads` heads over all sequences and blocks of at most `shared_bytes`; None: the current GPU's values.
+
+    Few heads are split among all SMs: one block per SM, with the deepest rings, makes the fewest parts to merge. With many heads, a block
+    processes one after another: two blocks per SM, so that one computes and copies while the other merges its warps, or four small ones,
+    which lose less time between short heads.
+    """
+    shared_bytes, sm_count = shared_bytes or block_shared_bytes_here(), sm_count or sms_here()
+    keys, (_, heads) = 16 if head_dim > 64 else 32, head_tiles_of(group, head_dim)
+    one_block = ((4, 4), (4, 3), (4, 2), (2, 3), (2, 2), (1, 2))
+    single = [SplitShape(warps, keys, stages, 1, tensor_copies) for warps, stages in one_block]
+    double = [SplitShape(4, keys, stages, 2, tensor_copies) for stages in (4, 3)] if line_heads >= 2 * sm_count else []
+    if head_dim == 64 and tensor_copies and line_heads >= 3 * sm_count:
+        double.insert(0, SplitShape(2, keys, 3, 4, tensor_copies))
+    return first_that_fits(double + single, head_dim, heads, lambda shape: BlockSizes(head_dim, group, shape).ring_bytes, shared_bytes)
+
+
+def shape_of(sizes, sm_count=None, unified=False):
+    """The SplitShape of a call with these AttentionSizes. TMA copies keys if GPU and cache allow it.
+
+    cp.async is used for the unified maximum, whose kernel may have to fetch a run again, and from compute capability 12.0 on, where the
+    walk with TMA would need a stack frame.
+    """
+    by_tma = HOPPER <= capability_here() < CONSUMER_BLACKWELL and can_fetch(sizes.head_dim, sizes.block_size)
+    machine = (block_shared_bytes_here(), sm_count or sms_here())  # passed explicitly, because shape_for caches results by its arguments
+    return shape_for(sizes.head_dim, sizes.group, line_heads_of(sizes), *machine, tensor_copies=by_tma and not unified)

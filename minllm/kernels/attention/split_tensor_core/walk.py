@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
+from minllm.kernels.attention.split_tensor_core.block_sizes import head_tiles_of
 from minllm.kernels.attention.split_tensor_core.merge_parts import WarpStates, make_write_zeros, pitch_of
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.attention.split_tensor_core.shape import head_tiles_of
 from minllm.ptx import cp_async_wait_group_0, prefetch_l2, shared_address
 from minllm.runtime.array_protocol import Array
 
