@@ -9,8 +9,8 @@
                         flash_attention_2_quantized
 
 `choose` depends on what is the same in all layers: new tokens, dtype and GPU. It takes the fastest variant or, if that one cannot
-serve the call, its fallback (variants.py). Launchers also see the arrays: flash_attention_3 passes caches whose blocks TMA cannot gather
-to its fallback, and split_tensor_core passes a short sequence to split_cluster.
+serve the call, its fallback (variants.py). Launchers also see the arrays: flash_attention_3/prompts.py passes caches whose blocks TMA
+cannot gather to FlashAttention-2, and split_tensor_core/decode_step.py passes a short sequence to split_cluster.
 """
 
 import functools

@@ -144,6 +144,7 @@ def make_cluster_kernel(sizes, splits):
         batch = Batch(query_start, context_lens, block_tables, int32(key_cache.shape[2] * head_tiles), sliding_window, 0)
         rank = int32(cuda.blockIdx.x % splits)
 
+        # This block's share of the head, and the first tiles on their way.
         ring = open_ring(block_tables, cuda.local.array(1, int32))
         now, _ = plan.begin(batch)
         heads = heads_of(now, batch)
@@ -152,6 +153,7 @@ def make_cluster_kernel(sizes, splits):
         span = Span(now.left, position, plan.visible_keys(now.sequence, batch))
         ahead, pipeline = fill(now, ring, batch, cache)
 
+        # The state of each warp's keys.
         operands = Operands(cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32))
         maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
         state = State(maxima, sums, cuda.local.array(out_count, float32), maxima)
@@ -160,6 +162,7 @@ def make_cluster_kernel(sizes, splits):
         products.prepare(operands, state, now, cache, ring.lane)
         take_tiles(span, operands, state, True, ahead, ring, pipeline, batch, cache, scale)
 
+        # Slices of the block's state to their owners, and the merge of this block's slice.
         softmax.share(state, operands, states, heads, ring)
         cuda.syncthreads()
         barrier_cluster_wait()

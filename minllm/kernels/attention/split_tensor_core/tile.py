@@ -159,7 +159,7 @@ def make_softmax(sizes):
     head_dim, steps, columns, key_tiles, clear_to = sizes.head_dim, sizes.steps, sizes.columns, sizes.shape.keys // 16, make_clear(sizes)
 
     @cuda.jit(device=True)
-    def clear(state, origin, running, cursor, line_heads, scale, ring):
+    def clear(state, phi, running, cursor, line_heads, scale, ring):
         """Set the state to that of no keys."""
         clear_to(state, float32(MINUS_INFINITY))
 

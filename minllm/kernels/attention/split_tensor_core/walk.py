@@ -89,7 +89,7 @@ class Products(NamedTuple):
 class Softmax(NamedTuple):
     """Online softmax over tiles of scores."""
 
-    clear: Callable  # (state, origin, running, cursor, heads, scale, ring): set the state before the first tile
+    clear: Callable  # (state, phi, running, cursor, heads, scale, ring): set the state before the first tile
     fold: Callable  # (scores, state, operands, running, scale, ring): replace scores by weights, and update the state
     share: Callable  # (state, operands, states, heads, ring): write a warp's state to shared memory
     failed: Callable | None = None  # (state, states, heads): whether this thread has found invalid weights (unified_maximum.py)
@@ -169,10 +169,10 @@ def make_steps(group, head_dim, shape, source, products, softmax):
 
 @functools.cache
 def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=False):
-    """walk(query, cache, batch, out, lse, parts, operands, state, origin, scale), a device function for blocks of a SplitShape.
+    """walk(query, cache, batch, out, lse, parts, operands, state, phi, scale), a device function for blocks of a SplitShape.
 
-    load_early: load the queries of the next head while the tiles of this head are computed. zeros_early: write rows without keys before the
-    first tile arrives, not at the end.
+    phi: the unified maximum (ladder/unified_maximum.py); other softmaxes ignore it. load_early: load the queries of the next head while the
+    tiles of this head are computed. zeros_early: write rows without keys before the first tile arrives, not at the end.
     """
     warps, keys, tile, turns = shape.warps, shape.keys, shape.tile, shape.turns
     _, heads_here = head_tiles_of(group, head_dim)
@@ -192,11 +192,12 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
             merge.merge_parts(parts, first_slot, count, out, lse, heads, scale)
 
     @cuda.jit(device=True)
-    def walk(query, cache, batch, out, lse, parts, operands, state, origin, scale):
+    def walk(query, cache, batch, out, lse, parts, operands, state, phi, scale):
         all_max = cuda.shared.array(state_shape, float32)
         all_sum = cuda.shared.array(state_shape, float32)
         all_out = cuda.shared.array(out_shape, float32)
         arrived = cuda.shared.array(1, int32)
+        # The block's run of the line, and the first tiles on their way.
         ring = open_ring(batch.block_tables, cuda.local.array(lookups, int32))
         now, cut = plan.begin(batch)
         if has_producer:
@@ -212,10 +213,11 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
         if load_early and now.left > 0:
             products.load_query(operands, query, heads_of(now, batch), ring.lane)
         while now.left > 0:  # a head, or a part of one
+            # The queries of this head, and those of the next one while this head's tiles are computed.
             heads, tiles = heads_of(now, batch), int32(min(now.left, now.tiles - now.tile))
             position = int32((now.first + now.tile) * tile + ring.warp * keys)
             span = Span(tiles, position, plan.visible_keys(now.sequence, batch))
-            softmax.clear(state, origin, rescued, now, heads, scale, ring)
+            softmax.clear(state, phi, rescued, now, heads, scale, ring)
             if not load_early:
                 products.load_query(operands, query, heads, ring.lane)
             products.prepare(operands, state, now, cache, ring.lane)
@@ -224,6 +226,7 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
                 products.load_query(operands, query, heads_of(following, batch), ring.lane)
             ahead, pipeline = take_tiles(span, operands, state, rescued, ahead, ring, pipeline, batch, cache, scale)
 
+            # The states of the warps meet in shared memory.
             states = WarpStates(all_max[turn], all_sum[turn], all_out[turn])
             softmax.share(state, operands, states, heads, ring)
             synchronize()
@@ -237,6 +240,7 @@ def make_walk(group, head_dim, shape, plan, source, products, softmax, merge, lo
                         products.load_query(operands, query, heads, ring.lane)
                     continue
                 rescued = False
+            # The output of a whole head, or a part of it, to memory.
             if tiles == now.tiles:
                 merge.write_whole(states, out, lse, heads, scale)
             else:
