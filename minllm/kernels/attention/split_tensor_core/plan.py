@@ -128,53 +128,66 @@ def make_fair_plan(tile, visible=visible_keys):
     tiles_of, advance = make_steps(tile, visible)
 
     @cuda.jit(device=True)
-    def add_up(batch):
-        """(tiles, heads that have tiles), both over all sequences."""
-        total, busy, sequences = int32(0), int32(0), int32(batch.context_lens.shape[0])
-        first = int32(cuda.threadIdx.x % 32)
-        while first < sequences:
-            for i in range(SEQUENCES_AT_ONCE):
-                sequence = int32(first + 32 * i)
-                _, tiles = tiles_of(min(sequence, int32(sequences - 1)), batch)
-                if sequence < sequences:
-                    total = int32(total + tiles)
-                    busy = int32(busy + min(tiles, 1))
-            first = int32(first + 32 * SEQUENCES_AT_ONCE)
-        return int32(warp_sum(total) * batch.line_heads), int32(warp_sum(busy) * batch.line_heads)
+    def load_tiles(first, tiles, batch):
+        """Set `tiles` to the tiles, over all heads, of this lane's sequences of those from `first` on; returns their sum."""
+        total = int32(0)
+        for i in range(SEQUENCES_AT_ONCE):
+            sequence = int32(first + SEQUENCES_AT_ONCE * (cuda.threadIdx.x % 32) + i)
+            tiles[i] = int32(0)
+            if sequence < batch.context_lens.shape[0]:
+                _, count = tiles_of(sequence, batch)
+                tiles[i] = int32(count * batch.line_heads)
+            total = int32(total + tiles[i])
+        return total
 
     @cuda.jit(device=True)
-    def find_sequence(line, batch):
-        """(sequence of tile `line` of the line, offset of that tile in the sequence); searches 32 sequences at a time."""
+    def add_up(tiles, batch):
+        """(tiles, heads that have tiles), both over all sequences."""
+        total, busy, first = int32(0), int32(0), int32(0)
+        while first < batch.context_lens.shape[0]:
+            total = int32(total + load_tiles(first, tiles, batch))
+            for i in range(SEQUENCES_AT_ONCE):
+                busy = int32(busy + min(tiles[i], 1))
+            first = int32(first + 32 * SEQUENCES_AT_ONCE)
+        return warp_sum(total), int32(warp_sum(busy) * batch.line_heads)
+
+    @cuda.jit(device=True)
+    def find_sequence(line, tiles, batch):
+        """(sequence of tile `line` of the line, offset of that tile in the sequence); searches 32 * SEQUENCES_AT_ONCE at a time."""
         lane = cuda.threadIdx.x % 32
-        before, chunk = int32(0), int32(0)  # tiles of all sequences before these 32; the first of the 32
+        before, first = int32(0), int32(0)  # tiles of all sequences before these; the first of these
         while True:
-            tiles = int32(0)
-            if chunk + lane < batch.context_lens.shape[0]:
-                _, tiles = tiles_of(chunk + lane, batch)
-                tiles = int32(tiles * batch.line_heads)
-            through = tiles  # tiles of these sequences up to this lane's
+            mine = load_tiles(first, tiles, batch)
+            through = mine  # tiles of these sequences up to this lane's last
             for distance in (1, 2, 4, 8, 16):
                 lower = cuda.shfl_up_sync(ALL_LANES, through, distance)
                 if lane >= distance:
                     through = int32(through + lower)
             here = cuda.ballot_sync(ALL_LANES, line < before + through)
             if here:
+                sequence, offset = int32(first + SEQUENCES_AT_ONCE * lane), int32(line - before - through + mine)
+                passed = True
+                for i in range(SEQUENCES_AT_ONCE):
+                    passed = passed and offset >= tiles[i]
+                    if passed:
+                        sequence, offset = int32(sequence + 1), int32(offset - tiles[i])
                 owner = cuda.ffs(here) - 1
-                return int32(chunk + owner), int32(line - before - cuda.shfl_sync(ALL_LANES, int32(through - tiles), owner))
+                return cuda.shfl_sync(ALL_LANES, sequence, owner), cuda.shfl_sync(ALL_LANES, offset, owner)
             before = int32(before + cuda.shfl_sync(ALL_LANES, through, 31))
-            chunk = int32(chunk + 32)
+            first = int32(first + 32 * SEQUENCES_AT_ONCE)
 
     @cuda.jit(device=True)
     def begin(batch):
         """(Cursor at this block's first tile, Cut); `left` is 0 for a block without work."""
         sequence, head, at, left, within = int32(0), int32(0), int32(0), int32(0), int32(0)
+        of_lane = cuda.local.array(SEQUENCES_AT_ONCE, int32)
         alone = batch.context_lens.shape[0] == 1  # with one sequence there is nothing to add up, which saves a microsecond
         if alone:
             first, tiles = tiles_of(0, batch)
             total, busy = int32(tiles * batch.line_heads), int32(min(tiles, 1) * batch.line_heads)
         else:
             first, tiles = int32(0), int32(0)
-            total, busy = add_up(batch)
+            total, busy = add_up(of_lane, batch)
         line, share, larger = int32(0), int32(0), int32(0)
         if total > 0:
             block = int32(cuda.blockIdx.x)
@@ -186,7 +199,7 @@ def make_fair_plan(tile, visible=visible_keys):
                 left = int32(share + (1 if block < larger else 0))
                 within = line
                 if not alone:
-                    sequence, within = find_sequence(line, batch)
+                    sequence, within = find_sequence(line, of_lane, batch)
                     first, tiles = tiles_of(sequence, batch)
                 head = quotient(within, tiles)
                 at = int32(within - head * tiles)
