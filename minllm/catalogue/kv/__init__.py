@@ -118,6 +118,8 @@ def large():
     yield from each(qkv_rope_append_quantized, steps, recent=[False, True])
     llama = [(130, 8, 128, name) for name in TOKEN_FORMATS]  # without norms
     yield from each(qkv_rope_append_quantized, llama, dtype=(BFLOAT16, FLOAT16), heads=[32])
+    many = [(MANY_TOKENS, 8, 128, name) for name in ("fp8_e4m3", "fp8_e5m2")]  # two heads per thread
+    yield from each(qkv_rope_append_quantized, many, dtype=(BFLOAT16, FLOAT16), heads=[32])
     yield from each(qkv_rope_append_quantized, FUSED_QUANTIZED[::4], dtype=(FLOAT32, FLOAT16))
     yield from each(qkv_rope_append_quantized, FUSED_QUANTIZED[::2], recent=[True])
     many = ((1,) * 77, tuple(range(1, 540, 7)), 128, 8, 32), ((1000, 1, 333), (1000, 640, 4001), 128, 8, 64)

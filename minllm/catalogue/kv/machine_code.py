@@ -51,8 +51,12 @@ def compiled():
         end, norm, wide = f"quantized/{name}/{head_dim}/{dtype}", head_dim == 128, WIDE[:1]
         targets = FP8_TARGETS if name.startswith("fp8") else TARGETS
         yield MachineCode(f"kv/append/{end}", append_quantized(1, 8, head_dim, name, dtype), 12, wide, targets=targets)
+        by_vectors = name.startswith("fp8")
         step = qkv_rope_append_quantized(1, 8, head_dim, name, dtype, 32, norm)
-        yield MachineCode(f"kv/qkv_rope_append/{end}", step, 8, wide, targets=targets)
+        yield MachineCode(f"kv/qkv_rope_append/{end}", step, 4 if by_vectors else 8, wide, targets=targets)
+        if by_vectors:
+            step = qkv_rope_append_quantized(MANY_TOKENS, 8, head_dim, name, dtype, 32, norm)
+            yield MachineCode(f"kv/qkv_rope_append/many/{end}", step, 4, wide, targets=targets)
         if name in ("int8", "fp8_e4m3") and norm:
             step = qkv_rope_append_quantized(1, 8, head_dim, name, dtype, 32, norm, recent=True)
             yield MachineCode(f"kv/qkv_rope_append/recent/{end}", step, 8, wide, targets=targets)

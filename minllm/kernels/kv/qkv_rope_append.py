@@ -27,7 +27,7 @@ from minllm.kernels.arguments import FLOAT_DTYPES, INDEX_DTYPES, ceil_div, check
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.layout import by_slot, check_caches
 from minllm.kernels.kv.qkv_rope_append_quantized import qkv_rope_append_quantized
-from minllm.kernels.kv.qkv_rope_append_vector import THREADS, qkv_rope_append_vector_kernel, share_heads
+from minllm.kernels.kv.qkv_rope_append_vector import launch_vectors, serves
 from minllm.kernels.kv.reference import append_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.quantization.cache import is_quantized
@@ -214,10 +214,8 @@ def qkv_rope_append(
     operands = (qkv, query, key_cache, value_cache, q_norm, k_norm)
     rotated = rotary_dim or head_dim  # without rotation, pairs half a head apart serve as well
     vectors = vectors_of_half_a_head(head_dim, rotated, interleaved, cos_sin, *operands)
-    if 0 < vectors <= THREADS and (vectors in (1, 2, 4, 8, 16, 32) or not has_norm):
-        blocks, side_by_side, heads_per_thread = share_heads(tokens, heads + 2 * kv_heads, vectors)
-        chosen = qkv_rope_append_vector_kernel(dtype, head_dim, rotary_dim > 0, has_norm, heads_per_thread)
-        launch(chosen, (tokens, blocks), (vectors, side_by_side), (*arrays, float(epsilon)), stream)
+    if serves(vectors, has_norm):
+        launch_vectors(vectors, arrays, epsilon, rotary_dim > 0, has_norm, stream)
         return
     grid = (tokens, ceil_div(heads + 2 * kv_heads, HEADS_PER_BLOCK))
     chosen = qkv_rope_append_kernel(head_dim, rotary_dim, bool(interleaved), has_norm)

@@ -21,9 +21,11 @@ from minllm.kernels.arguments import INDEX_DTYPES, ceil_div, check_array
 from minllm.kernels.attention.common.paged_cache import kv_head_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.kv.layout import by_slot
+from minllm.kernels.kv.qkv_rope_append_vector import launch_vectors, serves
 from minllm.kernels.kv.quantized_arguments import check_aligned, check_by_token, check_quantized_caches
-from minllm.kernels.kv.quantized_head import lanes_of, make_store_quantized, smooth
+from minllm.kernels.kv.quantized_head import lanes_of, make_store_quantized, smooth, unsmooth
 from minllm.kernels.quantization.lanes import EACH, make_load_each
+from minllm.kernels.rope.rotate import vectors_of_half_a_head
 from minllm.kernels.vector import load_4_float32, vector_access
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import ALL_LANES, WARP
@@ -79,15 +81,6 @@ def qkv_rope_append_quantized_kernel(dtype, kv_format, block_size, has_positions
         for k in range(EACH):
             other = cuda.shfl_sync(ALL_LANES, values[k], source)
             values[k] = values[k] * cosine[k] + (-other if first_half else other) * sine[k]
-
-    @cuda.jit(device=True)
-    def unsmooth(smoothing, kv_head, component, values):
-        """values *= smoothing[2], which cancels the factors of the smoothed keys in attention's dot products."""
-        factors = cuda.local.array(EACH, float32)
-        for k in range(0, EACH, 4):
-            load_4_float32(smoothing, (2 * smoothing.shape[1] + kv_head) * head_dim + component + k, factors, k)
-        for k in range(EACH):
-            values[k] *= factors[k]
 
     @kernel(dependent_launch=True)
     def qkv_rope_append_quantized_kernel(
@@ -163,12 +156,19 @@ def qkv_rope_append_quantized(
     is_smooth, has_norm = key_cache.smoothing is not None, q_norm is not None
     norms = (q_norm, k_norm) if has_norm else (qkv, qkv)  # a kernel's arguments are always arrays: these are not read
     check_aligned(qkv=qkv, query=query, q_norm=norms[0], k_norm=norms[1])
+    angles, scales = qkv if cos_sin is None else cos_sin, (key_cache.scales, value_cache.scales)
+    vectors = vectors_of_half_a_head(head_dim, head_dim, False, angles, qkv, query, *norms)
+    if key_cache.format.is_float and query.dtype.itemsize == 2 and recent is None and serves(vectors, has_norm):
+        arrays = (qkv, positions, slot_mapping, angles, *norms, query, key_cache.codes, value_cache.codes)
+        has_positions, smoothing = cos_sin is not None, key_cache.smoothing
+        launch_vectors(vectors, arrays, epsilon, has_positions, has_norm, stream, scales, smoothing, key_cache.format)
+        return
     kv_heads, lanes = key_cache.shape[2], lanes_of(head_dim)
     recent_arrays = (query, query, positions) if recent is None else checked_recent(recent, query, kv_heads)
     options = (cos_sin is not None, has_norm, is_smooth, recent is not None)
     chosen = qkv_rope_append_quantized_kernel(query.dtype, key_cache.format, key_cache.shape[1], *options)
     arrays = (
-        qkv, positions, slot_mapping, qkv if cos_sin is None else cos_sin, *norms, query,
+        qkv, positions, slot_mapping, angles, *norms, query,
         key_cache.codes, key_cache.scales, key_cache.smoothing if is_smooth else qkv, value_cache.codes, value_cache.scales,
         *recent_arrays,
     )  # fmt: skip

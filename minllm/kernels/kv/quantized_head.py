@@ -42,6 +42,16 @@ def smooth(smoothing, row, component, values):
         values[k] = (values[k] - means[k]) * factors[k]
 
 
+@cuda.jit(device=True)
+def unsmooth(smoothing, row, component, values):
+    """values *= smoothing[2] of a query, which cancels the factors of the smoothed keys of KV head `row` in attention's dot products."""
+    factors = cuda.local.array(EACH, float32)
+    for k in range(0, EACH, 4):
+        load_4_float32(smoothing, (2 * smoothing.shape[1] + row) * smoothing.shape[2] + component + k, factors, k)
+    for k in range(EACH):
+        values[k] *= factors[k]
+
+
 @functools.cache
 def make_store_quantized(kv_format, block_size):
     """The device function store_quantized(codes, scales, slot, kv_head, lane, values, stores) for caches of this format.

@@ -11,11 +11,16 @@ from minllm.kernels.kv.qkv_rope_append import qkv_rope_append
 from minllm.kernels.kv.qkv_rope_append_vector import MANY_TOKENS, THREADS, share_heads
 from tests.kernels.launches import check
 
-WHOLE_HEADS = [
-    one
-    for one in kv.small()
-    if one.name == "qkv_rope_append" and one.shape["head_dim"] in (64, 128) and not one.shape["interleaved"] and one.dtype != np.float16
-]
+
+def is_by_vectors(launch):
+    """Whether qkv_rope_append_vector.py serves a launch: of plain caches, or of 8-bit floats."""
+    shape = launch.shape
+    if launch.name == "qkv_rope_append_quantized":
+        return shape["name"].startswith("fp8") and not shape["recent"] and launch.dtype.itemsize == 2
+    return launch.name == "qkv_rope_append" and not shape["interleaved"] and launch.dtype != np.float16
+
+
+WHOLE_HEADS = [launch for launch in kv.small() if launch.shape.get("head_dim") in (64, 128, 256) and is_by_vectors(launch)]
 
 
 @pytest.mark.detected("launch.dtype")
