@@ -476,7 +476,7 @@ assert 700 < link.latency * link.bytes_per_second / 1e3 < 730
 # ## What next, and the measurement behind it
 #
 # With low_latency and four GPUs, all-reduces are 8 % of the floor of a step. The residual and RMSNorm after each of
-# them can be fused into its kernel (`minllm/kernels/all_reduce/ladder/fused_norm.py`), which saves 64 launches. Beyond one
+# them can be fused into its kernel (`minllm/kernels/all_reduce/fused_norm.py`), which saves 64 launches. Beyond one
 # host, latency grows tenfold: split by layers (pipeline parallelism), or give each host its own requests.
 #
 # ## Sources

@@ -5,7 +5,8 @@ import numpy as np
 from minllm.catalogue.launch import WIDE, Launch, MachineCode, Moved, describes, each
 from minllm.catalogue.rows import BFLOAT16, DTYPES, longest_rows
 from minllm.kernels.all_reduce import VARIANTS
-from minllm.kernels.all_reduce.ladder.fused_norm import fused_norm as launch_fused_norm
+from minllm.kernels.all_reduce.fused_norm import FUSABLE
+from minllm.kernels.all_reduce.fused_norm import fused_norm as launch_fused_norm
 from minllm.kernels.all_reduce.peers import MOST_RANKS, Peers, allocate, launch_together
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
@@ -30,10 +31,7 @@ def moved_by(name, n, b):
     asked, different = {
         "ring": (of_ranks(("staging", 2 * vector), ("staging", 2 * vector), **one), {}),
         "one_shot": (of_ranks(("staging", 2 * vector), ("staging", vector), **one), {}),
-        "two_shot": (
-            of_ranks(("staging", 5 * vector // 2), ("staging", vector), **one),
-            of_ranks(("staging", 3 * vector // 2), ("staging", vector)),
-        ),
+        "two_shot": (of_ranks(("staging", vector), ("staging", vector), **one), {}),
         "low_latency": (of_ranks(*inboxes, **both), of_ranks(*inboxes, **one)),
     }[name]  # fmt: skip
     return Moved(asked, different)
@@ -63,10 +61,10 @@ def peers_of(arrays, ranks):
     return [Peers(rank, memories) for rank in range(ranks)]
 
 
-def left_out(ranks):
-    """What formulas leave out of each rank's arrays."""
-    names = (*(f"{name}[{whose}]" for name in ("signals",) for whose in range(ranks)), "counters", "fault")
-    return tuple(f"rank {rank}'s {name}" for rank in range(ranks) for name in (*names, f"inboxes[{rank}]"))
+def left_out(ranks, inboxes="inboxes"):
+    """What formulas leave out of each rank's arrays, its own inbox, which it polls, included; inboxes: their name in the kernel."""
+    names = (*(f"signals[{whose}]" for whose in range(ranks)), "counters", "fault")
+    return tuple(f"rank {rank}'s {name}" for rank in range(ranks) for name in (*names, f"{inboxes}[{rank}]"))
 
 
 @describes
@@ -91,7 +89,7 @@ def message(name, ranks, size, dtype):
 
 
 @describes
-def fused_norm(ranks, tokens, hidden, dtype):
+def fused_norm(algorithm, ranks, tokens, hidden, dtype):
     """The sum of rows of every rank, added to the residual and normalised, in every rank."""
     shape, n, row = (tokens, hidden), tokens * hidden * dtype.itemsize, hidden * dtype.itemsize
 
@@ -105,17 +103,19 @@ def fused_norm(ranks, tokens, hidden, dtype):
     def call(ops, **arrays):
         x, weight, out, residual = (of_each(arrays, name, ranks) for name in ("x", "weight", "out", "residual"))
         peers = peers_of(arrays, ranks)
-        together([launch_fused_norm(x[r], weight[r], out[r], EPSILON, residual[r], peers[r]) for r in range(ranks)], ops.stream)
+        together([launch_fused_norm(x[r], weight[r], out[r], EPSILON, residual[r], peers[r], algorithm) for r in range(ranks)], ops.stream)
 
     def reference(**arrays):
         summed = all_reduce_reference(of_each(arrays, "x", ranks))
         out, stream = rms_norm_reference(summed, arrays["weight 0"], EPSILON, arrays["residual 0"])
         return {f"out {rank}": out for rank in range(ranks)} | {f"residual {rank}": stream for rank in range(ranks)}
 
-    asked = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=2 * n, residual=2 * n, weight=n, out=n)
-    different = of_ranks(("inboxes", 0), ("inboxes", 2 * n), x=n, weight=row)
+    own, peer, of_x = (0, 2 * n, 2 * n) if algorithm == "low_latency" else (2 * n, n, n)
+    asked = of_ranks(("shared", own), ("shared", peer), x=of_x, residual=2 * n, weight=n, out=n)
+    different = of_ranks(("shared", own), ("shared", peer), x=n, weight=row)
     exact = tuple(f"residual {rank}" for rank in range(ranks))
-    return Launch(arrays, call, reference, Moved(asked, different) if ranks == 2 else {}, indices=left_out(ranks), exact=exact)
+    polled = left_out(ranks, "shared") if algorithm == "low_latency" else left_out(ranks)
+    return Launch(arrays, call, reference, Moved(asked, different) if ranks == 2 else {}, indices=polled, exact=exact)
 
 
 def compiled():
@@ -126,11 +126,12 @@ def compiled():
                 contains = FLAGS if name == "ring" else WIDE + FLAGS
                 yield MachineCode(f"all_reduce/{name}/{ranks}/{dtype}", message(name, ranks, 4096, dtype), blocks=1, contains=contains)
             for pieces, hidden in longest_rows(dtype):
-                name, launch = f"all_reduce/fused_norm/{pieces}/{ranks}/{dtype}", fused_norm(ranks, 1, hidden, dtype)
-                yield MachineCode(name, launch, blocks=1, contains=WIDE + FLAGS)
+                for algorithm in FUSABLE:
+                    name = f"all_reduce/fused_norm/{algorithm}/{pieces}/{ranks}/{dtype}"
+                    yield MachineCode(name, fused_norm(algorithm, ranks, 1, hidden, dtype), blocks=1, contains=WIDE + FLAGS)
 
 
 def small():
     """Two ranks; tests/kernels/all_reduce has more ranks, and what may go wrong between them."""
     yield from each(message, [(name, 2, 144) for name in VARIANTS.names("message")], dtype=(BFLOAT16,))
-    yield fused_norm(2, 2, 264, BFLOAT16)
+    yield from each(fused_norm, [(algorithm, 2, 2, 264) for algorithm in FUSABLE], dtype=(BFLOAT16,))

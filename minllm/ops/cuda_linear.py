@@ -26,23 +26,27 @@ class CudaLinear(CudaBase):
 
     def gated_mlp(self, x: Array, gate_up: Linear, down: Linear, activation: str) -> Array:
         """down(activation(gate(x)) * up(x)): [T, hidden]."""
+        return self.linear(self.activated(x, gate_up, down, activation), down)
+
+    def activated(self, x: Array, gate_up: Linear, down: Linear, activation: str) -> Any:
+        """activation(gate(x)) * up(x), [T, intermediate]; QuantizedRows of that if down's variant multiplies codes."""
         check_gated_activation(activation)
         if activation == "gelu_tanh":
             activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
             gelu_and_multiply(self.linear(x, gate_up), activated, self.stream)
-            return self.linear(activated, down)
+            return activated
         launch_gated = self._gated_launcher(x, gate_up)
         if launch_gated is not None:
             activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
             launch_gated(self._rows_for(x, gate_up), gate_up.weight, activated, self.stream)
-            return self.linear(activated, down)
+            return activated
         both = self.linear(x, gate_up)  # [T, 2 * intermediate]
         quantise = down.format.kernels.gated_activations.get(self._matmul_variant(both, down))
         if quantise is not None and not {"matmul", "silu_and_multiply"} & self.own.keys():
-            return self.linear(quantise(both, self.empty, self.stream), down)
+            return quantise(both, self.empty, self.stream)
         activated = self.empty((x.shape[0], gate_up.shape[0] // 2), self.dtype)
         self._launcher("silu_and_multiply", silu_and_multiply)(both, activated, self.stream)
-        return self.linear(activated, down)
+        return activated
 
     def mlp(self, x: Array, up: Linear, down: Linear, activation: str) -> Array:
         """down(gelu(up(x))): [T, hidden]."""

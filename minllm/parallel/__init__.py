@@ -10,5 +10,6 @@
     grid.py               the stage of each rank
     split_weights.py      the part of the weights on each rank
     tensor_parallel.py    communication between the ranks of a stage, pipeline.py between stages, context_parallel.py within a context
+    time_limits.py        how long ranks wait for each other
     cuda_ranks.py         a rank's operations on a GPU; dry_run_ranks.py finds the kernels that they launch
 """  # fmt: skip

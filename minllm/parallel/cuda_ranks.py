@@ -2,7 +2,8 @@
 
 Kernels and the communicator's operations run in stream order, so the host waits for nothing. If one sequence decodes, rank 0's partial sums
 contain the residual, and the all-reduce gives the residual stream itself; so the GEMVs fused with the norm before them (ops/cuda_ops.py)
-are used as on one GPU: five kernels and two all-reduces per layer. With more rows the residual stays apart, as the next norm adds it.
+are used as on one GPU: five kernels and two all-reduces per layer. With more rows the residual stays apart: if the message is small enough,
+the kernel of the all-reduce adds it and computes the next norm (a NormedStream), else that norm's kernel adds it.
 """
 
 import contextlib
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.sampling.argmax import parts_of
 from minllm.kernels.split_vocabulary.argmax import argmax_of_own, argmax_of_ranks
 from minllm.kernels.split_vocabulary.join import join_parts
 from minllm.kernels.split_vocabulary.lookup import split_embedding
+from minllm.ops.cuda_linear import MOST_ROWS_FUSED
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.protocol import Batch, NormWeights
 from minllm.parallel.communicator import Communicator
@@ -49,14 +52,39 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         return self.scaled(out, scale)
 
     def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
-        """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; else (linear(x), residual)."""
+        """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; for a few (a NormedStream, None); else
+        (linear(x), residual)."""
         launcher, shard = self._fused(linear.format.kernels.normed_linear, x, None, linear), linear.shard
-        if shard.axis != INPUTS or shard.ranks == 1 or launcher is None:
+        if shard.axis != INPUTS or shard.ranks == 1:
             return super().linear_add(x, linear, residual, next_norm)
+        if launcher is not None:
+            out = self.empty(residual.shape, self.dtype)
+            launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual if shard.rank == 0 else None)
+            self.communicator.all_reduce(out)
+            return out, None
+        partial = self._matmul(x, linear, self.dtype)
+        if next_norm is not None and (normalised := self._reduced_and_normed(partial, residual, next_norm)) is not None:
+            return NormedStream(residual, normalised), None
+        self.communicator.all_reduce(partial)
+        return partial, residual
+
+    def normed_gated_mlp(
+        self, x: Array, residual: Array, norm: NormWeights, gate_up: Linear, down: Linear, *, activation: str,
+        next_norm: NormWeights | None = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """Norm and feed-forward; linear_add adds up the ranks' sums."""
+        if x.shape[0] <= MOST_ROWS_FUSED:
+            return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation=activation, next_norm=next_norm)
+        normalised, residual = self.normed_rows(x, residual, norm, gate_up)
+        return self.linear_add(self.activated(normalised, gate_up, down, activation), down, residual, next_norm)
+
+    def _reduced_and_normed(self, partial: Array, residual: Array, norm: NormWeights) -> Any:
+        """Adds the sum of all ranks' `partial` to the residual, in place; returns its norm. None, and nothing done, if no kernel can."""
+        of_one_row = partial.shape[0] <= MOST_ROWS_FUSED  # the GEMVs that follow compute its norm
+        if of_one_row or norm.kind != "rms_norm" or "rms_norm" in self.own or not isinstance(self.communicator, PeerCommunicator):
+            return None
         out = self.empty(residual.shape, self.dtype)
-        launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual if shard.rank == 0 else None)
-        self.communicator.all_reduce(out)
-        return out, None
+        return out if self.communicator.reduce_and_norm(partial, residual, norm.weight, norm.epsilon, out) else None
 
     def argmax_of_ranks(self, own: Array, part: VocabularyPart, slots: Array) -> Any:
         """The id of each row's largest logit over all ranks: argmax_of_ranks_reference, int32 [R]."""

@@ -15,13 +15,16 @@ import numpy as np
 
 from minllm.errors import DeviceError, KernelArgumentError
 from minllm.kernels.all_reduce import VARIANTS
-from minllm.kernels.all_reduce.choice import chosen
+from minllm.kernels.all_reduce.choice import chosen, chosen_with_norm
+from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import POLLS, Peers, RankLaunch, check_fault
 from minllm.kernels.vector import VECTOR_BYTES
 from minllm.parallel.communicator import Communicator
+from minllm.parallel.time_limits import step_seconds
 from minllm.runtime.array_protocol import Array
 
-STEP_POLLS = 2 * POLLS  # about 20 seconds
+SHARE_OF_A_STEP = 0.8  # of the time limit of a step: a missing peer is recorded before rank 0 ends all ranks
+SECONDS_OF_POLLS = 10.0  # how long POLLS take, about
 WARM_UP_POLLS = 60 * POLLS  # about ten minutes
 
 
@@ -38,6 +41,7 @@ class PeerCommunicator:
     ):  # fmt: skip
         self.library, self.peers, self.name, self._launch, self._is_capturing = library, peers, name, launch, is_capturing
         self.is_warm = False  # whether all ranks have warmed up
+        self.step_polls = int(POLLS * SHARE_OF_A_STEP * step_seconds() / SECONDS_OF_POLLS)
         self.rank, self.world_size = library.rank, library.world_size
         self.all_gather, self.broadcast, self.barrier = library.all_gather, library.broadcast, library.barrier
         self.send, self.recv, self.close = library.send, library.recv, library.close
@@ -61,11 +65,29 @@ class PeerCommunicator:
         if name is None or array.nbytes % VECTOR_BYTES:
             return None
         flat = array.reshape(-1)
-        polls = STEP_POLLS if self.is_warm or self._is_capturing() else WARM_UP_POLLS
         try:
-            return VARIANTS[name](flat, flat, self.peers._replace(polls=polls))
+            return VARIANTS[name](flat, flat, self._waiting_peers())
         except KernelArgumentError:  # an unsupported dtype, for which the library raises, or more bytes than the ranks' memory holds
             return None
+
+    def reduce_and_norm(self, rows: Array, residual: Array, weight: Array, epsilon: float, out: Array) -> bool:
+        """residual += the sum of all ranks' rows, and out = its RMSNorm, in one kernel. False, and nothing done, if no kernel can.
+
+        rows, residual, out: [tokens, hidden]; weight: [hidden].
+        """
+        algorithm = chosen_with_norm(self.name, self.world_size, rows.nbytes)
+        if algorithm is None:
+            return False
+        try:
+            found = fused_norm(rows, weight, out, epsilon, residual, self._waiting_peers(), algorithm)
+        except KernelArgumentError:  # rows that are unaligned or too long, or more bytes than the ranks' memory holds
+            return False
+        self._launch(found)
+        return True
+
+    def _waiting_peers(self) -> Peers:
+        """The Peers with the number of polls after which a wait gives up now."""
+        return self.peers._replace(polls=self.step_polls if self.is_warm or self._is_capturing() else WARM_UP_POLLS)
 
     def check(self, fault: np.ndarray) -> None:
         """Raise DeviceError if `fault`, a host copy of the array, records that this rank has given up waiting for a peer."""

@@ -2,9 +2,10 @@
 
     all_reduce    each rank writes its array to its own slot, signals its peers, waits for their signals, and adds up all slots
 
-Every rank reads every slot (one-shot) and adds them in the order of ranks, so all get the same bits. A signal is one byte on the socket
-between two ranks: the system orders it after the data. There are two sets of slots, used alternately: the peers' signals of one operation
-imply that they have read the slots of the previous operation, which the next one overwrites.
+Every rank reads every slot (one-shot) and adds them in the order of ranks, so all get the same bits. A signal is the number of bytes, on
+the socket between two ranks: the system orders it after the data, and ranks that do not compute the same find out. There are two sets of
+slots, used alternately: the peers' signals of one operation imply that they have read the slots of the previous operation, which the next
+one overwrites.
 """
 
 import contextlib
@@ -14,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from minllm.parallel.communicator import CommunicationError
 from minllm.parallel.sockets import PART_BYTES, TIME_LIMIT_S, SocketCommunicator, flat_row
 
 SLOT_BYTES = PART_BYTES
+SIZE_BYTES = 4  # of the signal before an exchange, which is its number of bytes
 LEVELS = 3  # levels of groups: all ranks, the ranks of a stage, and those of a stage that share a context
 
 
@@ -53,6 +56,18 @@ class SharedMemoryCommunicator(SocketCommunicator):
         with contextlib.suppress(AttributeError, BufferError):  # no mapped file, or a view keeps it: then it is unmapped with the view
             self._memory.close()
 
+    def _meet(self, nbytes: int) -> None:
+        """A barrier of ranks that all exchange this number of bytes. Raises CommunicationError if a peer exchanges another number."""
+        for peer in self.links:
+            self._give(peer, nbytes.to_bytes(SIZE_BYTES, "little"))
+        told = bytearray(SIZE_BYTES)
+        for peer in self.links:
+            self._receive(peer, memoryview(told))
+            if (other := int.from_bytes(told, "little")) != nbytes:
+                raise CommunicationError(
+                    f"Rank {self.rank} exchanges {nbytes} bytes and rank {peer} {other}: they do not compute the same."
+                )
+
     def _slots_at(self, first: int, ranks: int) -> np.ndarray:
         """Two sets of slots from slot number `first` of the memory on: [2, ranks, SLOT_BYTES]."""
         return np.frombuffer(self._memory, np.uint8).reshape(-1, SLOT_BYTES)[first : first + 2 * ranks].reshape(2, ranks, SLOT_BYTES)
@@ -66,5 +81,5 @@ class SharedMemoryCommunicator(SocketCommunicator):
             slots = self._slots[self._count % 2, :, : own.nbytes]
             slots[self.rank] = own.view(np.uint8)
             self._count += 1
-            self.barrier()
+            self._meet(own.nbytes)
             yield own, slots.view(array.dtype)

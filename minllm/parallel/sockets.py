@@ -42,6 +42,13 @@ class SocketCommunicator:
                 return communicator.group(range(members.start - ranks.start, members.stop - ranks.start))
         return SocketCommunicator(self.rank - members.start, self._links_of(members), self.time_limit_s)
 
+    def limit_waits(self, seconds: float) -> None:
+        """From now on wait at most this long for a peer, also in the groups, which have the same links."""
+        for link in self.links.values():
+            link.settimeout(seconds)
+        if self.neighbours is not None:
+            self.neighbours[1].limit_waits(seconds)
+
     def all_reduce(self, array: np.ndarray) -> None:
         """array = the sum of all ranks' arrays, in place: float32, float16 or bfloat16, added in float32 in the order of ranks."""
         if array.dtype not in SUMMED:
@@ -141,7 +148,8 @@ class SocketCommunicator:
 
     def _lost(self, peer: int, error: OSError | None = None) -> PeerLostError:
         if isinstance(error, TimeoutError):
-            return PeerLostError(f"Rank {self.rank} has waited {self.time_limit_s:g} s for rank {peer}, which has not answered.", peer)
+            waited = self.links[peer].gettimeout() or 0
+            return PeerLostError(f"Rank {self.rank} has waited {waited:g} s for rank {peer}, which has not answered.", peer)
         return PeerLostError(f"Rank {peer} has ended while rank {self.rank} was waiting for it.", peer)
 
 

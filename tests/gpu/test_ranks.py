@@ -11,13 +11,14 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.engine.ranks.serve import STATE
-from minllm.engine.ranks.watchdog import STEP_SECONDS
 from minllm.kernels.all_reduce.choice import BY_SIZE, LIBRARY, names
 from minllm.parallel.processes import RankError
+from minllm.parallel.time_limits import STEP_S
 from minllm.runtime.device import device_names
 from tests.engine.models import model_directory
 from tests.engine.ranks.launched_program import GREEDY, OPTIONS
 from tests.engine.ranks.launched_program import PROMPTS as LAUNCHED_PROMPTS
+from tests.engine.ranks.models import save_model_of_eight_heads
 from tests.engine.ranks.test_launched import launch
 
 pytestmark = [
@@ -61,6 +62,24 @@ def test_tokens_are_those_of_one_gpu_and_ranks_agree_bitwise(form, directory):
             for words in ranks.engine.processes.replies():
                 np.testing.assert_array_equal(words, ranks.engine.ops.to_host(ranks.engine.runner.slots.state.words))
         np.testing.assert_allclose(ranks.logits(PROMPTS[1]), scores, atol=1e-3)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_tokens_of_two_hundred_prompts_are_those_of_one_gpu(count, tmp_path):
+    """In batches of all sizes up to 48, through all kernels that the sizes choose; all ranks then have the same state."""
+    if count > len(device_names()):
+        pytest.skip(f"there are fewer than {count} GPUs")
+    model, rng = save_model_of_eight_heads(tmp_path), np.random.default_rng(7)
+    prompts = [rng.integers(0, 256, length).tolist() for length in rng.integers(1, 60, 200)]
+    given = options("float32") | dict(max_num_seqs=48, max_num_batched_tokens=256)
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    with LLM(model, **given) as alone:
+        wanted = [one.outputs[0].token_ids for one in alone.generate(prompts, params)]
+    with LLM(model, **given, tensor_parallel_size=count) as ranks:
+        assert [one.outputs[0].token_ids for one in ranks.generate(prompts, params)] == wanted
+        ranks.engine.processes.send(STATE)
+        for words in ranks.engine.processes.replies():
+            np.testing.assert_array_equal(words, ranks.engine.ops.to_host(ranks.engine.runner.slots.state.words))
 
 
 def test_logits_in_bfloat16_agree(directory):
@@ -119,7 +138,7 @@ def test_a_rank_that_stands_still_ends_all_after_its_time_limit(all_reduce, dire
         with pytest.raises(RankError, match="rank 0 waited for rank 1" if all_reduce == BY_SIZE else "Rank 0 has waited 25 s"):
             for _ in stream:
                 pass
-        assert time.monotonic() - start < 2 * STEP_SECONDS
+        assert time.monotonic() - start < 2 * STEP_S
 
 
 @pytest.mark.parametrize("all_reduce", [LIBRARY, BY_SIZE])

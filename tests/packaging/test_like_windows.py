@@ -21,7 +21,7 @@ GUARDED = {  # names that Windows lacks and our code uses, each after asking whe
     "minllm/machine/host.py": {"sched_getaffinity"},
     "minllm/runtime/host_pages.py": {"MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_DONTNEED"},
 }
-UNIX_TOOLS = {"tools/run_numba_tests.py": {"setitimer"}}
+UNIX_TOOLS = {"tools/run_numba_tests.py": {"setitimer"}, "tools/fail_ranks.py": {"SIGKILL", "SIGSTOP"}}
 LOOKED_AT = re.compile(r"\b((os|signal|mmap|socket)\.|(open|read_text|write_text)\()")  # in all files that the tests below judge
 IMPORT_EVERYTHING = """
 import importlib, os, pkgutil, signal, sys

@@ -5,16 +5,20 @@ import threading
 import numpy as np
 import pytest
 
+from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.embedding.lookup import embedding_reference
-from minllm.ops.protocol import Batch
+from minllm.kernels.experts.combine_norm import NormedStream
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
+from minllm.ops.protocol import Batch, NormWeights
 from minllm.parallel.cuda_ranks import TensorParallelCudaOps
 from minllm.parallel.grid import Grid
+from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
 from minllm.parallel.tensor_parallel import SplitLogits
 from minllm.runtime.array import DeviceArray
 from minllm.weights.formats import plain_format
 from minllm.weights.linear import Linear
-from minllm.weights.shard import INPUTS, Shard
+from minllm.weights.shard import INPUTS, OUTPUTS, Shard
 from tests.kernels.sampling.cases import tensors
 from tests.parallel.in_threads import in_threads
 
@@ -25,7 +29,8 @@ class TakingTurns:
     """A communicator of threads of which one at a time is in the simulator: the others wait, or communicate."""
 
     def __init__(self, communicator, turn):
-        self.communicator, self.turn, self.world_size = communicator, turn, communicator.world_size
+        self.communicator, self.turn = communicator, turn
+        self.rank, self.world_size = communicator.rank, communicator.world_size
 
     def __getattr__(self, name):
         def operation(*arguments):
@@ -38,13 +43,38 @@ class TakingTurns:
         return operation
 
 
-def on_ranks(work):
-    """What work(ops, rank) returns on each rank."""
-    turn = threading.Lock()
+class Together:
+    """Runs what all ranks launch between them at once in the simulator, while none of them has its turn."""
+
+    def __init__(self, turn):
+        self.turn, self.launches = turn, {}
+        self.barrier = threading.Barrier(RANKS, action=self.run, timeout=60)
+
+    def run(self):
+        launch_together([self.launches[rank] for rank in range(RANKS)])
+
+    def of(self, rank):
+        def launch(one):
+            self.launches[rank] = one
+            self.turn.release()
+            try:
+                self.barrier.wait()
+            finally:
+                self.turn.acquire()
+
+        return launch
+
+
+def on_ranks(work, all_reduce="nccl"):
+    """What work(ops, rank) returns on each rank. all_reduce: with kernels between the ranks, if it is not "nccl"."""
+    turn, peers = threading.Lock(), simulated_peers(RANKS, 4096)
+    together = Together(turn)
 
     def run(rank):
         ops = TensorParallelCudaOps("float32", Grid(rank.rank, RANKS), VOCAB, HIDDEN, simulated=True)
         ops.communicator = TakingTurns(rank.host, turn)
+        if all_reduce != "nccl":
+            ops.communicator = PeerCommunicator(ops.communicator, peers[rank.rank], all_reduce, together.of(rank.rank))
         with turn:
             return work(ops, rank.rank)
 
@@ -105,6 +135,32 @@ def test_partial_sums_are_added_to_the_residual_of_one_row_and_stay_apart_of_mor
     for out, kept in on_ranks(multiply):
         np.testing.assert_allclose(out, x @ weight.T + (residual if rows == 1 else 0), rtol=1e-5, atol=1e-5)
         assert kept is (None if rows == 1 else residual)
+
+
+@pytest.mark.parametrize(("all_reduce", "is_fused"), [("by_size", True), ("one_shot", True), ("two_shot", False)])
+def test_a_feed_forward_of_a_few_rows_ends_with_the_next_norm(all_reduce, is_fused):
+    """In the kernel that adds up the partial sums, if there is one; the stream and its norm are those of the whole model."""
+    random = np.random.default_rng(2)
+    x, residual, norm, next_norm = (random.normal(size=shape).astype(np.float32) for shape in ((3, HIDDEN), (3, HIDDEN), HIDDEN, HIDDEN))
+    gate, up, down = (random.normal(size=shape).astype(np.float32) for shape in ((16, HIDDEN), (16, HIDDEN), (HIDDEN, 16)))
+
+    def feed_forward(ops, rank):
+        own, norms = slice(8 * rank, 8 * rank + 8), [NormWeights("rms_norm", one, None, 1e-5) for one in (norm, next_norm)]
+        gate_up, to_hidden = np.concatenate([gate[own], up[own]]), np.ascontiguousarray(down[:, own])
+        columns = Linear(gate_up, None, plain_format("float32"), gate_up.shape, Shard(OUTPUTS, rank, RANKS))
+        rows = Linear(to_hidden, None, plain_format("float32"), to_hidden.shape, Shard(INPUTS, rank, RANKS))
+        stream = ops.normed_gated_mlp(x.copy(), residual.copy(), norms[0], columns, rows, activation="silu", next_norm=norms[1])
+        return isinstance(stream[0], NormedStream), *ops.add_norm(*stream, norms[1])
+
+    normalised, stream = rms_norm_reference(x, norm, 1e-5, residual)
+    gated = normalised @ gate.T
+    stream = stream + (gated / (1 + np.exp(-gated)) * (normalised @ up.T)) @ down.T
+    found = on_ranks(feed_forward, all_reduce)
+    for fused, out, kept in found:
+        assert fused == is_fused
+        np.testing.assert_allclose(kept, stream, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(out, rms_norm_reference(stream, next_norm, 1e-5)[0], rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(out, found[0][1])
 
 
 def test_logits_in_the_memory_of_a_graph_stay_split_and_own_no_block():

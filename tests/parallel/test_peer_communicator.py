@@ -9,10 +9,10 @@ import pytest
 
 from minllm.errors import DeviceError, KernelArgumentError
 from minllm.kernels.all_reduce.choice import BY_SIZE, LIBRARY, LIMITS, choose, chosen, memory_bytes, names
-from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
+from minllm.kernels.all_reduce.peers import POLLS, launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.ops.cuda_ops import CudaOps
-from minllm.parallel.peer_communicator import STEP_POLLS, WARM_UP_POLLS, PeerCommunicator
+from minllm.parallel.peer_communicator import WARM_UP_POLLS, PeerCommunicator
 from minllm.parallel.peer_memory import SharedMachine, connect_peers
 from tests.kernels.guarded import bits, random
 from tests.parallel.in_threads import in_threads
@@ -115,7 +115,7 @@ def test_a_fault_is_told_with_both_ranks():
 
 
 @pytest.mark.parametrize(
-    ("is_capturing", "is_warm", "polls"), [(False, False, WARM_UP_POLLS), (True, False, STEP_POLLS), (False, True, STEP_POLLS)]
+    ("is_capturing", "is_warm", "polls"), [(False, False, WARM_UP_POLLS), (True, False, 2 * POLLS), (False, True, 2 * POLLS)]
 )
 def test_peers_are_waited_for_longer_while_they_warm_up(is_capturing, is_warm, polls):
     """What is captured meanwhile is replayed by steps, so it does not wait so long."""

@@ -12,6 +12,7 @@ from minllm.errors import KernelArgumentError
 from minllm.parallel.communicator import CommunicationError, PeerLostError
 from minllm.parallel.processes import RankError, RankProcesses
 from minllm.parallel.shared_memory import SLOT_BYTES, SharedMemoryCommunicator, memory_bytes
+from tests.parallel.in_threads import in_threads
 from tests.parallel.rank_programs import SUMMED, collectives, random_array, run_commands
 
 RANKS = 4
@@ -131,3 +132,13 @@ def test_this_process_keeps_no_files_open():
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:  # the watching thread closes its own
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_ranks_that_do_not_compute_the_same_find_out():
+    def exchange(rank):
+        with pytest.raises(
+            CommunicationError, match=f"Rank {rank.rank} exchanges .* bytes and rank {1 - rank.rank} .*: they do not compute"
+        ):
+            rank.host.all_reduce(np.zeros(4 + rank.rank, np.float32))
+
+    in_threads(2, exchange)

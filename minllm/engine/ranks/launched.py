@@ -22,14 +22,13 @@ from minllm.engine.ranks.check import check_split
 from minllm.engine.ranks.rank_runner import LeadingRunner
 from minllm.engine.ranks.serve import Follower
 from minllm.engine.ranks.share import RankShare
-from minllm.errors import InvalidOptionError, InvalidRequestError, MinLLMError
+from minllm.errors import InvalidRequestError, MinLLMError
 from minllm.parallel.launched.environment import launched_rank
 from minllm.parallel.launched.ranks import LaunchedRanks
 from minllm.parallel.processes import RankError, is_effect
+from minllm.parallel.time_limits import rendezvous_seconds, step_seconds
 from minllm.runtime.device import device_names
 
-TIME_LIMIT = "MINLLM_RENDEZVOUS_SECONDS"
-TIME_LIMIT_S = 300.0  # default time limit for all ranks to start, as torchrun's
 OWN_TO_EACH = ("model",)  # options that may differ: a host may have its own copy of the model
 
 
@@ -135,13 +134,14 @@ def load_launched(options: EngineOptions, progress: Progress | None = None) -> E
     check_split(options, gpu + 1)
     if options.num_ranks == 1:
         return load_engine(options, progress)
-    ranks = LaunchedRanks(launched, agreement(options, gpus[gpu : gpu + 1]), _time_limit(), gpu)
+    ranks = LaunchedRanks(launched, agreement(options, gpus[gpu : gpu + 1]), rendezvous_seconds(), gpu)
     try:
         engine = load_engine(options, progress, RankShare(ranks.own, options))
         follower = Follower(engine.runner, ranks.own) if launched.rank else None
         program = LaunchedProgram(ranks, follower)
         if isinstance(engine.runner, LeadingRunner):
             ranks.replies()  # all have loaded
+            ranks.own.host.limit_waits(step_seconds())
             engine.runner.processes = program
     except BaseException as error:
         failure = ranks.failed(error)
@@ -162,18 +162,6 @@ def agreement(options: EngineOptions, gpu: list[str]) -> dict[str, str]:
     config = hashlib.sha256(repr(model_config(options)).encode()).hexdigest()[:12]
     of_machine = {"device": options.resolved_device(), "GPU": ", ".join(gpu) or "none"}
     return {"minllm": version, "numpy": metadata.version("numpy"), "model's config": config} | told | of_machine
-
-
-def _time_limit() -> float:
-    """The time limit for all ranks to start, in seconds. Raises InvalidOptionError if the variable is not a number above 0."""
-    text = os.environ.get(TIME_LIMIT, str(TIME_LIMIT_S))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise InvalidOptionError(f"{TIME_LIMIT}={text!r} must be a number of seconds above 0.")
-    return seconds
 
 
 def _sendable(error: BaseException) -> Exception:

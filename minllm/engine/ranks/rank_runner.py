@@ -9,7 +9,7 @@ import numpy as np
 
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.published import published
-from minllm.engine.ranks.watchdog import STEP_SECONDS, Watchdog
+from minllm.engine.ranks.watchdog import Watchdog
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import to_backend
 from minllm.engine.running.forward_result import ForwardResult, Pending
@@ -19,6 +19,7 @@ from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.ops.protocol import Array, Batch
+from minllm.parallel.time_limits import step_seconds
 
 
 class Execute(NamedTuple):
@@ -168,7 +169,7 @@ class LeadingRunner(RankRunner):
         self.processes.send(Capture(kinds))
         self._together(lambda: super(LeadingRunner, self).capture_graphs(kinds, progress))
         self.processes.replies()  # waits without the watchdog: a step may take seconds, and capturing takes longer
-        self.watchdog = Watchdog(self.give_up)
+        self.watchdog = Watchdog(self.give_up, step_seconds())
 
     def score(self, batch: Batch) -> Any:
         """The logits of a batch with its arrays on the host, computed on all ranks."""
@@ -182,7 +183,7 @@ class LeadingRunner(RankRunner):
         try:
             reason = self.ops.missing_peer()
         finally:
-            self.processes.end(f"Rank 0 has waited {STEP_SECONDS:.0f} s for the results of a step, and all ranks have ended: {reason}.")
+            self.processes.end(f"Rank 0 has waited {step_seconds():g} s for the results of a step, and all ranks have ended: {reason}.")
 
     def _together(self, work: Callable[[], Any]) -> Any:
         """The result of `work`, which all ranks execute; if it fails here, all ranks end."""

@@ -12,6 +12,7 @@ from minllm.engine.ranks.serve import serve
 from minllm.engine.ranks.share import RankShare
 from minllm.parallel.communicator import CommunicationError
 from minllm.parallel.processes import RankProcesses
+from minllm.parallel.time_limits import step_seconds
 
 
 def load_ranks(options: EngineOptions, progress: Progress | None = None) -> Engine:
@@ -26,6 +27,7 @@ def load_ranks(options: EngineOptions, progress: Progress | None = None) -> Engi
     try:
         engine = load_engine(options, progress, RankShare(processes.own, options))
         processes.replies()  # all have loaded
+        processes.own.host.limit_waits(step_seconds())
     except CommunicationError as error:
         raise processes.failed(error) from error
     except BaseException:

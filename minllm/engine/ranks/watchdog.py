@@ -10,13 +10,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
-STEP_SECONDS = 25.0  # longer than a kernel between peers waits, so that the missing peer is recorded by then
-
 
 class Watchdog:
     """Calls act() once, in its own thread, if a watched context takes longer than `seconds`."""
 
-    def __init__(self, act: Callable[[], None], seconds: float = STEP_SECONDS):
+    def __init__(self, act: Callable[[], None], seconds: float):
         self._act, self._seconds = act, seconds
         self._since: float | None = None
         self._ended = threading.Event()

@@ -6,9 +6,9 @@ Tensor parallelism (costs/parallel.py) leaves a partial sum on each GPU after th
     one_shot            every rank reads all messages: one wait
     two_shot            reduce-scatter, then all-gather: few bytes and two waits
     low_latency         words that hold data and flag: waits only for the data
-    ladder/fused_norm   low_latency with the residual addition and the RMSNorm that follow
+    fused_norm          low_latency or one_shot, with the residual addition and the RMSNorm that follow
 
-ladder/ is for lessons: choice.py chooses neither of its two.
+ladder/ is for lessons: choice.py does not choose the ring.
 
 peers.py has the memory that the ranks share, signals.py their flags, choice.py the choice of the algorithm by message size. Each launcher
 returns the RankLaunch of one rank; `launch_together` runs the launches of all ranks in the simulator. NVLink multicast is not used.
@@ -22,5 +22,5 @@ VARIANTS = Variants(
     Variant("one_shot", ".one_shot", "one_shot", reads="message"),
     Variant("two_shot", ".two_shot", "two_shot", reads="message"),
     Variant("low_latency", ".low_latency", "low_latency", reads="message"),
-    Variant("fused_norm", ".ladder.fused_norm", "fused_norm", reads="message and norm"),
+    Variant("fused_norm", ".fused_norm", "fused_norm", reads="message and norm"),
 )

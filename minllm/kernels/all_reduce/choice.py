@@ -20,6 +20,7 @@ LIMITS = {
     4: ((32 * KB, "low_latency"), (1 * MB, "one_shot"), (4 * MB, "two_shot")),
     8: ((32 * KB, "low_latency"), (256 * KB, "one_shot"), (2 * MB, "two_shot")),
 }
+FUSABLE = ("low_latency", "one_shot")  # algorithms that fused_norm.py has with the norm that follows
 BY_SIZE, LIBRARY = "by_size", "nccl"
 DEFAULT = BY_SIZE  # for engines without an entry in kernel_variants
 
@@ -40,6 +41,12 @@ def chosen(name: str, ranks: int, message_bytes: int) -> str | None:
     if name == BY_SIZE:
         return choose(ranks, message_bytes)
     return None if name == LIBRARY else name
+
+
+def chosen_with_norm(name: str, ranks: int, message_bytes: int) -> str | None:
+    """The algorithm for a message whose kernel also adds the residual and normalises; None if other kernels do that."""
+    found = chosen(name, ranks, message_bytes)
+    return found if found in FUSABLE else None
 
 
 def choose(ranks: int, message_bytes: int) -> str | None:

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.all_reduce import VARIANTS
-from minllm.kernels.all_reduce.ladder.fused_norm import fused_norm
+from minllm.kernels.all_reduce.fused_norm import FUSABLE, fused_norm
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, bits, random
 
 NAMES = VARIANTS.names("message")
+WITH_NORM = tuple(FUSABLE)
 SIZES = (8, 24, 520)  # elements: one vector of bfloat16, fewer vectors than ranks, and more
 GPU_SIZES = (*SIZES, 4104, 32_768, 131_080, 1_048_576)
 EPSILON = 1e-5
@@ -71,7 +72,7 @@ def check_all_reduce(name, size, dtype, ranks, seed=0, magnitude=1.0):
         assert int(ranks.host(ranks.peers[rank].own.fault)[0]) == 0
 
 
-def check_fused_norm(tokens, hidden, dtype, ranks):
+def check_fused_norm(tokens, hidden, dtype, ranks, algorithm):
     """The residual and the norm of the summed rows: the bits of the all-reduce, then those of the reference to one rounding."""
     hosts, weight = messages(ranks.count, (tokens, hidden), dtype), random(hidden, dtype, 101)
     residual = random((tokens, hidden), dtype, 102)
@@ -80,7 +81,7 @@ def check_fused_norm(tokens, hidden, dtype, ranks):
         residuals.append(ranks.array(rank, residual))
         outs.append(ranks.array(rank, np.full((tokens, hidden), np.nan, dtype)))
         x = ranks.array(rank, hosts[rank])
-        launches.append(fused_norm(x, ranks.array(rank, weight), outs[-1], EPSILON, residuals[-1], peers))
+        launches.append(fused_norm(x, ranks.array(rank, weight), outs[-1], EPSILON, residuals[-1], peers, algorithm))
     ranks.run(launches)
     summed = all_reduce_reference(hosts)
     _, stream = rms_norm_reference(summed, weight, EPSILON, residual)

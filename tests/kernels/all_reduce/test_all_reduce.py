@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from minllm.errors import DeviceError, KernelArgumentError, SimulationError
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import LIMITS, choose
-from minllm.kernels.all_reduce.ladder.fused_norm import fused_norm
+from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import allocate, check_fault, launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.kernels.normalization import row
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.sim import detecting
-from tests.kernels.all_reduce.cases import EPSILON, NAMES, SIZES, SimulatedRanks, check_all_reduce, check_fused_norm, messages
+from tests.kernels.all_reduce.cases import EPSILON, NAMES, SIZES, WITH_NORM, SimulatedRanks, check_all_reduce, check_fused_norm, messages
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, bits, random
 
 
@@ -85,24 +85,28 @@ def test_the_order_of_the_blocks_does_not_matter(name):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_norm_is_fused(dtype):
+@pytest.mark.parametrize("algorithm", WITH_NORM)
+def test_the_norm_is_fused(algorithm, dtype):
     ranks = SimulatedRanks(2, 4096)
     for tokens, hidden in ((1, 8), (3, 264), (2, 256)):
-        check_fused_norm(tokens, hidden, dtype, ranks)
+        check_fused_norm(tokens, hidden, dtype, ranks, algorithm)
 
 
-def test_the_norm_of_rows_with_several_vectors_per_thread_and_of_more_tokens_than_blocks(monkeypatch):
+@pytest.mark.parametrize("algorithm", WITH_NORM)
+def test_the_norm_of_rows_with_several_vectors_per_thread_and_of_more_tokens_than_blocks(algorithm, monkeypatch):
+    """On three ranks, where the sum depends on its order."""
     monkeypatch.setattr(row, "THREADS", 32)
-    monkeypatch.setattr("minllm.kernels.all_reduce.ladder.fused_norm.BLOCKS", 2)
-    check_fused_norm(5, 512, BFLOAT16, SimulatedRanks(2, 2**14))
+    monkeypatch.setattr("minllm.kernels.all_reduce.fused_norm.BLOCKS", 2)
+    check_fused_norm(5, 512, BFLOAT16, SimulatedRanks(3, 2**14), algorithm)
 
 
-def test_the_fused_kernel_writes_the_bits_of_the_two_that_it_replaces():
+@pytest.mark.parametrize("algorithm", WITH_NORM)
+def test_the_fused_kernel_writes_the_bits_of_the_two_that_it_replaces(algorithm):
     xs, weight, residual = messages(2, (3, 264), BFLOAT16), random(264, BFLOAT16, 1), random((3, 264), BFLOAT16, 2)
     fused = [(np.empty_like(x), residual.copy()) for x in xs]
     peers = simulated_peers(2, 2**14)
-    launch_together([fused_norm(x, weight, out, EPSILON, kept, own) for x, (out, kept), own in zip(xs, fused, peers)])
-    launch_together([VARIANTS["low_latency"](x, x, own) for x, own in zip(xs, peers)])
+    launch_together([fused_norm(x, weight, out, EPSILON, kept, own, algorithm) for x, (out, kept), own in zip(xs, fused, peers)])
+    launch_together([VARIANTS[algorithm](x, x, own) for x, own in zip(xs, peers)])
     rms_norm(xs[0], weight, xs[0], EPSILON, residual)
     for out, kept in fused:
         assert np.array_equal(bits(out), bits(xs[0])) and np.array_equal(bits(kept), bits(residual))
@@ -152,6 +156,8 @@ def test_bad_input_is_refused():
             launcher(np.zeros(4096, np.float32), np.zeros(4096, np.float32), peers)
     with pytest.raises(KernelArgumentError, match="the norm needs"):
         fused_norm(x, x, x, EPSILON, x, peers)
+    with pytest.raises(KernelArgumentError, match="there is no 'ring' with a norm; there are low_latency, one_shot"):
+        fused_norm(x[None], x, x[None], EPSILON, x[None], peers, "ring")
     for ranks in (1, 9):
         with pytest.raises(KernelArgumentError, match="takes 2 to 8"):
             allocate(ranks, 1024, np.zeros)
