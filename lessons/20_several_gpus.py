@@ -97,6 +97,8 @@ guess = Prediction(
         "yes",
         "no",
     ),
+    on_four="The engine, 8B shape, on four H200s: how many times as fast as on one is a step of one sequence?",
+    prompt_on_four="And a prompt of 2,048 tokens?",
 )
 guess.ask()
 
@@ -363,7 +365,7 @@ show_source(
 from minllm.course import recorded
 
 BYTES = {"KiB": 2**10, "MiB": 2**20}
-rows = recorded("all-reduce", record="h200_all_reduce")
+rows = recorded("all-reduce", "2 GPUs", record="h200_all_reduce")
 measured = {name: {} for name in (*NAMES, "NCCL")}  # bytes -> microseconds
 for row in rows:
     count, unit = row.case.split(", ")[1].split()
@@ -395,8 +397,29 @@ for name in NAMES:
             found = f"{floor:5.1f} µs predicted, {measured[name][size]:5.1f} measured"
             print(f"{name:12} {size // 1024:6} KiB: {found}")
 
+# %% [markdown]
+# And whole steps of the engine on one, two and four of these GPUs (`minllm bench ranks`):
+
+# %%
+steps = {}  # what -> GPUs -> the recorded row
+for row in recorded("several GPUs", record="h200_ranks"):
+    what = row.case.removeprefix("llama-3.1-8b, ")
+    steps.setdefault(what, {})[int(row.variant.split()[0])] = row
+gains = {}
+for what, by_gpus in steps.items():
+    alone = by_gpus[1]
+    for n, row in by_gpus.items():
+        faster = row.value / alone.value
+        gains[what, n] = faster if row.unit == "tokens/s" else 1 / faster
+        print(
+            f"{what:26} {n} GPUs: {row.value:8,.2f} {row.unit:8} {gains[what, n]:.2f}"
+        )
+print(alone.label)
+
 # %% tags=["hide-input"]
 guess.against(
+    on_four=round(gains["batch 1, context 1024", 4], 1),
+    prompt_on_four=round(gains["prompt of 2048", 4], 1),
     gpus=fits[0],
     reductions=reductions,
     message_kib=message_kib,
@@ -475,8 +498,8 @@ assert 700 < link.latency * link.bytes_per_second / 1e3 < 730
 # %% [markdown]
 # ## What next, and the measurement behind it
 #
-# With low_latency and four GPUs, all-reduces are 8 % of the floor of a step. The residual and RMSNorm after each of
-# them can be fused into its kernel (`minllm/kernels/all_reduce/fused_norm.py`), which saves 64 launches. Beyond one
+# With low_latency and four GPUs, all-reduces are 8 % of the floor of a step. For a few rows their kernel also adds the
+# residual and computes the next RMSNorm (`minllm/kernels/all_reduce/fused_norm.py`), which saves 64 launches. Beyond one
 # host, latency grows tenfold: split by layers (pipeline parallelism), or give each host its own requests.
 #
 # ## Sources

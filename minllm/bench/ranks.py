@@ -23,9 +23,12 @@ from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import InvalidOptionError
 from minllm.machine import hardware
 from minllm.models.config import ModelConfig
+from minllm.planning.formats import WEIGHT_FORMATS
 from minllm.planning.plan import Wishes, make_plan
+from minllm.planning.predicted import predicted_prefill_ms, predicted_step_ms
 
 STEPS, REPEATS = 64, 3
+PREDICTED = "predicted by minllm plan"
 THROUGHPUT = "nano-vllm"  # a list of requests of `minllm bench serve`
 
 
@@ -80,52 +83,63 @@ def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work
     check_model(model)
     work.check()
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
-    table, rows, alone = Table("what", "split", "measured", "plan's floor", "times the first", title=model), [], {}
+    table, rows, alone = Table("what", "split", "measured", "predicted", "plan's floor", "times the first", title=model), [], {}
     for split in splits:
         given = dict(max_num_seqs=work.max_num_seqs) | options | split.options
         with opened_model(model, given, work.max_model_len) as llm:
             device = device_of(llm)
-            for row in measured(llm, model, split, work, device):
+            for row in measured(llm, model, split, work, device, options.get("quantization")):
                 first = alone.setdefault(row.case, row.value)
                 speedup = row.value / first if row.unit == "tokens/s" else first / row.value
-                floor = "" if row.limit is None else f"{row.limit:,.2f} {row.unit}"
-                table.add_row(row.case.removeprefix(f"{model}, "), row.variant, f"{row.value:,.2f} {row.unit}", floor, f"{speedup:.2f}")
+                times = ["" if one is None else f"{one:,.2f} {row.unit}" for one in (row.value, row.peer_value, row.limit)]
+                table.add_row(row.case.removeprefix(f"{model}, "), row.variant, *times, f"{speedup:.2f}")
                 rows.append(row)
     out.print(table)
     write_rows(json_file, device, {}, rows)
 
 
-def measured(llm: LLM, model: str, split: Split, work: Work, device: str) -> Iterator[Row]:
+def measured(llm: LLM, model: str, split: Split, work: Work, device: str, quantization: str | None = None) -> Iterator[Row]:
     """The rows of one engine."""
-    config = llm.engine.model.config
+    config, name = llm.engine.model.config, f"{model} (weights in {quantization})" if quantization else model
     for batch in work.batches:
-        milliseconds, limit = 1e3 * step_seconds(llm, batch, work.context), floor_ms(config, device, split, batch, work.context, "decode")
-        yield row(f"{model}, batch {batch}, context {work.context}", split, milliseconds, "ms", limit)
+        planned = Planned.of(config, device, split, batch, work.context, quantization, "decode")
+        yield row(f"{name}, batch {batch}, context {work.context}", split, 1e3 * step_seconds(llm, batch, work.context), "ms", planned)
     if work.prompt:
-        milliseconds, limit = 1e3 * prompt_seconds(llm, work.prompt), floor_ms(config, device, split, 1, work.prompt, "prefill")
-        yield row(f"{model}, prompt of {work.prompt}", split, milliseconds, "ms", limit)
+        planned = Planned.of(config, device, split, 1, work.prompt, quantization, "prefill")
+        yield row(f"{name}, prompt of {work.prompt}", split, 1e3 * prompt_seconds(llm, work.prompt), "ms", planned)
     if work.throughput:
-        yield row(f"{model}, list {THROUGHPUT}", split, tokens_per_second(llm), "tokens/s", None)
+        yield row(f"{name}, list {THROUGHPUT}", split, tokens_per_second(llm), "tokens/s", Planned())
 
 
-def row(case: str, split: Split, value: float, unit: str, limit: float | None) -> Row:
-    """A row of the record."""
-    reached = {} if limit is None else dict(limit=round(limit, 3), of_limit=round(limit / value, 3))
-    return Row("several GPUs", case, str(split), round(value, 3), unit, **reached)
+@dataclass(frozen=True)
+class Planned:
+    """Milliseconds of a step by `minllm plan`, each None if it has none. floor: with the floor of its all-reduces."""
+
+    floor: float | None = None
+    predicted: float | None = None
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, device: str, split: Split, batch: int, context: int, quantization: str | None, step: str
+    ) -> "Planned":  # fmt: skip
+        """Of the step "decode" or "prefill"; nothing for a GPU that plan does not know. quantization: a format of plan, or None."""
+        gpu = hardware.find_gpu(device)
+        if gpu is None or (quantization or "bfloat16") not in WEIGHT_FORMATS:
+            return cls()
+        weights = quantization or "bfloat16"
+        wishes = Wishes(context, batch, weights, tensor_parallel=split.tensor, pipeline_parallel=split.pipeline)
+        predict = predicted_step_ms if step == "decode" else predicted_prefill_ms
+        return cls(getattr(make_plan(config, gpu, wishes), step).floor_ms, predict(config, gpu, wishes))
 
 
-def floor_ms(config: ModelConfig, device: str, split: Split, batch: int, context: int, step: str) -> float | None:
-    """Milliseconds that `minllm plan` predicts for the step "decode" or "prefill"; None for a GPU that it does not know.
-
-    With measured all-reduces between such GPUs, if there are any, else with their floor.
-    """
-    gpu = hardware.find_gpu(device)
-    if gpu is None:
-        return None
-    wishes = Wishes(context=context, batch=batch, tensor_parallel=split.tensor, pipeline_parallel=split.pipeline)
-    floor = getattr(make_plan(config, gpu, wishes), step)
-    known = [one for one in (floor.nccl_ms, floor.kernels_ms) if one is not None]
-    return floor.step_ms(min(known)) if known and split.tensor > 1 else floor.floor_ms
+def row(case: str, split: Split, value: float, unit: str, planned: Planned) -> Row:
+    """A row of the record, with plan's prediction as its peer."""
+    found = {}
+    if planned.floor is not None:
+        found |= dict(limit=round(planned.floor, 3), of_limit=round(planned.floor / value, 3))
+    if planned.predicted is not None:
+        found |= dict(peer=PREDICTED, peer_value=round(planned.predicted, 3), ratio=round(planned.predicted / value, 3))
+    return Row("several GPUs", case, str(split), round(value, 3), unit, **found)
 
 
 def step_seconds(llm: LLM, batch: int, context: int) -> float:

@@ -28,11 +28,12 @@ PLAIN = {
 }  # fmt: skip
 # measurements of the lessons: {benchmark: part of tools/measure_lessons.py}
 LESSONS = {"copy": "copy", "cache": "cache", "splits": "splits", "length": "length"}
-# Options of `minllm bench step`, `speculation` and `serve` that may be repeated.
+# Options of `minllm bench` that may be repeated.
 REPEATED = {
     "step": ("model", "batch", "context"),
     "speculation": ("batch", "acceptance", "num-speculative-tokens"),
     "serve": ("request-rate",),
+    "ranks": ("tensor-parallel-size",),
 }
 
 
@@ -113,9 +114,16 @@ def speculation_options(row: Row) -> list[tuple[str, str]]:
     return [("draft", row["variant"]), *numbers, *schedule]
 
 
+def ranks_options(row: Row) -> list[tuple[str, str]]:
+    """The options of `minllm bench ranks`: its defaults have all batches and prompts of the record."""
+    splits = [("tensor-parallel-size", row["variant"].split()[0])]
+    splits += [("pipeline-parallel-size", one) for one in re.findall(r"in each of (\d+) stages", row["variant"])]
+    return [*splits, *found(row, quantization=r"weights in (\w+)"), ("throughput", "")]
+
+
 OF_A_MODEL = {
     "decode": "generate", "prefill": "generate", "time to first token": "generate", "perplexity": "perplexity", "bits a byte": "perplexity",
-    "decode step": "step", "whole prefill": "step", "batch": "step",
+    "decode step": "step", "whole prefill": "step", "batch": "step", "several GPUs": "ranks",
     **dict.fromkeys(("speculation", "speculation throughput", "speculation step"), "speculation"),
 }  # fmt: skip
 OPTIONS: Mapping[str, Callable[[Row], Iterable[tuple[str, str]]]] = {
@@ -124,4 +132,5 @@ OPTIONS: Mapping[str, Callable[[Row], Iterable[tuple[str, str]]]] = {
     "step": lambda row: found(row, batch=r"batch (\d+)", context=r"context (\d+)", prompt=r", (\d+) tokens"),
     "speculation": speculation_options,
     "serve": serve_options,
+    "ranks": ranks_options,
 }

@@ -20,10 +20,10 @@ def as_text(title: str, rows: list[tuple[str, str]]) -> Text:
     return text
 
 
-def plan_rows(plan: Plan, predicted_ms: float | None = None) -> list[tuple[str, str]]:
+def plan_rows(plan: Plan, predicted_ms: float | None = None, prefill_ms: float | None = None) -> list[tuple[str, str]]:
     """(name, value) for every line of the card; a line with an empty name continues the one above.
 
-    predicted_ms: the predicted time of the decode step, if there is one.
+    predicted_ms, prefill_ms: the predicted times of the decode step and of the prefill, if there are any.
     """
     wishes = plan.wishes
     each = " a GPU" if wishes.gpus > 1 else ""
@@ -48,6 +48,7 @@ def plan_rows(plan: Plan, predicted_ms: float | None = None) -> list[tuple[str, 
         ("", f"{counted(wishes.batch, 'token')}, at most {plan.decode.tokens_per_s:,.0f} tokens a second"),
         ("", f"up to a batch of about {plan.ridge_batch:,.0f} reading the weights takes longer than multiplying them"),
         ("prefill", floor_line(plan.prefill)),
+        *([("", f"about {milliseconds(prefill_ms)} to its token with minllm's kernels, predicted")] if prefill_ms is not None else []),
         *[("", line) for line in link_lines(plan.prefill)],
         ("", f"one prompt of {wishes.context:,} tokens, at most {plan.prefill.tokens_per_s:,.0f} tokens a second"),
     ]

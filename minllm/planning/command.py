@@ -20,7 +20,7 @@ from minllm.planning.caches import cache_table, compare_caches
 from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, kv_format_name, kv_itemsize, weight_format_name
 from minllm.planning.measured import Comparison, comparisons
 from minllm.planning.plan import Wishes, make_plan
-from minllm.planning.predicted import predicted_step_ms
+from minllm.planning.predicted import predicted_prefill_ms, predicted_step_ms
 from minllm.planning.weight_table import compare_weights, weight_table
 
 BLOCK_SIZE = 16  # tokens; the engine's default
@@ -65,9 +65,9 @@ def run(
     policy = costs.AllocationPolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
     by_format = compare_weights(config, gpu_name, limits, context) if formats else None
     plan = make_plan(config, limits, Wishes(dtype=weights, kv_dtype=cached, context=context, policy=policy, **wishes))
-    predicted_ms = predicted_step_ms(config, limits, plan.wishes)
+    predicted_ms, prefill_ms = (predict(config, limits, plan.wishes) for predict in (predicted_step_ms, predicted_prefill_ms))
     number = f"{plan.wishes.gpus} x " if plan.wishes.gpus > 1 else ""
-    console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan, predicted_ms)))
+    console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan, predicted_ms, prefill_ms)))
     if context > config.max_position_embeddings:
         console.print(f"note: this model was made for {config.max_position_embeddings:,} tokens of context at most")
     if caches:
@@ -81,7 +81,9 @@ def run(
     if compared:
         console.print()
         print_comparisons(console, gpu_name, compared)
-    values = card.as_json(plan, compared) | dict(predicted_ms=predicted_ms, stages=as_values(by_phase), weight_formats=by_format)
+    values = card.as_json(plan, compared) | dict(
+        predicted_ms=predicted_ms, predicted_prefill_ms=prefill_ms, stages=as_values(by_phase), weight_formats=by_format
+    )
     write(json_file, dict(model=name, gpu=gpu_name, **values))
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from minllm.bench.ranks import Split, Work, floor_ms
+from minllm.bench.ranks import Planned, Split, Work
 from minllm.cli.app import app
 from minllm.errors import InvalidOptionError
 from minllm.models.shapes import named_config
@@ -26,9 +26,11 @@ def test_every_split_is_measured(tmp_path):
 
 def test_floors_are_those_of_plan():
     config = named_config("llama-3.1-8b")
-    one, two = (floor_ms(config, "NVIDIA H200", Split(ranks), 1, 1024, "decode") for ranks in (1, 2))
-    assert 0.5 * one < two < 0.6 * one  # half of the bytes, and all-reduces
-    assert floor_ms(config, "cpu", Split(), 1, 1024, "decode") is None
+    one, two = (Planned.of(config, "NVIDIA H200", Split(ranks), 1, 1024, None, "decode") for ranks in (1, 2))
+    assert 0.5 * one.floor < two.floor < 0.51 * one.floor and 0.6 * one.predicted < two.predicted < 0.65 * one.predicted
+    small = Planned.of(config, "NVIDIA H200", Split(), 1, 1024, "int4", "decode")
+    assert small.floor < 0.4 * one.floor and small.floor < small.predicted < 0.5 * one.predicted
+    assert Planned.of(config, "cpu", Split(), 1, 1024, None, "decode") == Planned()
 
 
 def test_a_context_below_the_measured_steps_is_refused():

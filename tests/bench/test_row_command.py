@@ -11,7 +11,8 @@ from minllm.bench.row_command import REPEATED, command_of, commands_of
 from minllm.cli.bench import bench_app
 
 ROOT = Path(__file__).parents[2]
-ROWS = [row for name in ("h200", "cache_traffic") for row in json.loads((ROOT / f"docs/results/{name}.json").read_text("utf-8"))["rows"]]
+NAMES = "h200", "h200_ranks", "cache_traffic"
+ROWS = [row for name in NAMES for row in json.loads((ROOT / f"docs/results/{name}.json").read_text("utf-8"))["rows"]]
 BENCH = typer.main.get_command(bench_app)
 
 

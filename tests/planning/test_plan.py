@@ -25,7 +25,7 @@ from minllm.planning import card
 from minllm.planning.formats import best_rate
 from minllm.planning.measured import comparisons
 from minllm.planning.plan import Wishes, forward_bytes, largest_batch, make_plan
-from minllm.planning.predicted import predicted_step_ms
+from minllm.planning.predicted import predicted_prefill_ms, predicted_step_ms
 from minllm.planning.weight_table import compare_weights
 
 ROOT = Path(__file__).parents[2]
@@ -399,6 +399,18 @@ def test_formats_are_printed_and_refused_before_anything_else(capsys):
     assert refused.exit_code != 0 and "kernels for quantised experts were not measured" in refused.output
 
 
+RANKS = json.loads((Path(__file__).parents[2] / "docs/results/h200_ranks.json").read_text(encoding="utf-8"))
+STEP = re.compile(r"(\S+), (?:batch (?P<batch>\d+), context (?P<context>\d+)|prompt of (?P<prompt>\d+))")
+
+
+@pytest.mark.parametrize("row", [row for row in RANKS["rows"] if row["unit"] == "ms"], ids=lambda row: f"{row['case']}, {row['variant']}")
+def test_recorded_steps_of_several_gpus_are_predicted_within_a_tenth(row):
+    found, ranks = STEP.fullmatch(row["case"]), int(row["variant"].split()[0])
+    wishes = Wishes(int(found["context"] or found["prompt"]), int(found["batch"] or 1), tensor_parallel=ranks)
+    predict = predicted_prefill_ms if found["prompt"] else predicted_step_ms
+    assert predict(named_config(found[1]), gpu_named("h200")[1], wishes) == pytest.approx(row["value"], rel=0.1)
+
+
 def test_a_step_is_predicted_where_its_kernels_were_measured():
     """In 16 bits on one Hopper GPU; above the floor, and as the calls of costs/step_time.py say."""
     config, (_, h200) = named_config("qwen3-30b-a3b"), gpu_named("h200")
@@ -407,6 +419,7 @@ def test_a_step_is_predicted_where_its_kernels_were_measured():
     assert predicted == pytest.approx(10.96, abs=0.01) and predicted > make_plan(config, h200, wishes).decode.floor_ms
     for other in (dict(tensor_parallel=2), dict(pipeline_parallel=2), dict(dtype="int8"), dict(kv_dtype="int8"), dict(dtype="float32")):
         assert predicted_step_ms(config, h200, replace(wishes, **other)) is None
+        assert predicted_prefill_ms(config, h200, replace(wishes, **other)) is None
     assert predicted_step_ms(config, gpu_named("t4")[1], wishes) is None
     result = invoke("qwen3-30b-a3b", "--gpu", "h200", "--batch", 16, "--context", 1024, "--json", "-")
     assert "about 11 ms with minllm's kernels in a CUDA graph, predicted" in result.stderr
