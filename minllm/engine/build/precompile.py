@@ -9,7 +9,7 @@ from minllm.kernels.sampling.parameters import kind_of
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config import ModelConfig
 from minllm.parallel.dry_run_ranks import Split
-from minllm.runtime.compile_ahead import CompileAhead, compile_ahead
+from minllm.runtime.compile_ahead import CompileAhead, available_cores, compile_ahead
 from minllm.runtime.device import current_device
 from minllm.weights.format import WeightFormat
 
@@ -31,6 +31,7 @@ def precompile(
         kinds=tuple(sorted({SamplingKind.GREEDY, SamplingKind.RANDOM, kind_of(params)})), split=split,
     )  # fmt: skip
     try:
-        return compile_ahead(kernels_needed, (shape,), shape.device.compute_capability)
+        processes = available_cores() // (split.ranks if split else 1)  # other ranks compile too, and find out what is needed
+        return compile_ahead(kernels_needed, (shape,), shape.device.compute_capability, processes)
     except NotImplementedError:  # the weight format takes no part in dry runs
         return CompileAhead()
