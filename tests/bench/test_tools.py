@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 
 from minllm.bench import perplexity
 from minllm.bench.frameworks_table import COMPARED
@@ -15,6 +16,7 @@ from minllm.bench.headline import HEADLINE
 from minllm.bench.kernels import chosen_cases
 from minllm.bench.record import Record, Row
 from minllm.bench.row_command import KERNEL_STAGES
+from minllm.cli.bench import bench_app
 
 ROOT = Path(__file__).parents[2]
 RECORD = Record("NVIDIA H200", "580.65", "2026-01-02", "", {}, {"copy_tb_s": 4.25}, [Row("matmul", "1x1x1", "gemv", 1.0, "TB/s")])
@@ -113,6 +115,17 @@ def test_a_record_is_measured_whole_in_two_runs(capsys):
     assert all(f"{seconds} s: " in tool.__doc__.replace("\n", " ") for seconds in ends.values())
     three = [part.name.split()[0] for part in every if part.processes == 3]
     assert {*three} == {"step", "serve"} and {"lessons", "kernels"} <= {part.name.split()[0] for part in every}
+
+
+def test_the_command_line_accepts_every_part():
+    """The options of each part exist, and their values are allowed; measure_lessons.py has the figures of the lessons."""
+    every, commands = load("record").parts(), typer.main.get_command(bench_app).commands
+    for part in every:
+        if part.command[1] == "-m":
+            name, *options = part.command[part.command.index("bench") + 1 :]
+            assert commands[name].make_context(name, [*options, "--json", "-"]).params, part.name
+        else:
+            assert Path(part.command[1]).exists() and f'"{part.command[3]}"' in Path(part.command[1]).read_text(encoding="utf-8")
 
 
 def test_the_record_has_the_rows_of_the_readme_and_of_the_frameworks_page():
