@@ -32,23 +32,19 @@ def make_store_tile(tiling: MixedInputTiling, dtype: str, gated: bool):
         return uint32(staging + uint32(token * row_bytes) + swizzled * uint32(16))
 
     @cuda.jit(device=True, forceinline=True)
-    def lay_down_gated(block, sums, at, biases, staging, warp, lane, words):
-        """Write 16 tokens of the warp's 8 outputs: silu(gate) * up, from the sums of rows g and g + 8."""
-        for i in range(2):
-            first, second = sums[at + 4 * i], sums[at + 4 * i + 1]
-            words[i] = pack(first * sigmoid(first) * sums[at + 4 * i + 2], second * sigmoid(second) * sums[at + 4 * i + 3])
-        ptx.stmatrix_x2_trans(address_of(staging, 16 * block + (lane & 15), warp), words, 0)
-
-    @cuda.jit(device=True, forceinline=True)
-    def lay_down_plain(block, sums, at, biases, staging, warp, lane, words):
-        """Write 16 tokens of the warp's 16 outputs."""
-        for i in range(4):
-            bias = biases[0] if i % 2 == 0 else biases[1]
-            words[i] = pack(sums[at + 2 * i] + bias, sums[at + 2 * i + 1] + bias)
-        token = 16 * block + (lane >> 4) * 8 + (lane & 7)
-        ptx.stmatrix_x4_trans(address_of(staging, token, 2 * warp + (lane >> 3 & 1)), words, 0)
-
-    lay_down = lay_down_gated if gated else lay_down_plain
+    def lay_down(block, sums, at, biases, staging, warp, lane, words):
+        """Write 16 tokens of the warp's 16 outputs; gated, of its 8: silu(gate) * up, from the sums of rows g and g + 8."""
+        if gated:
+            for i in range(2):
+                first, second = sums[at + 4 * i], sums[at + 4 * i + 1]
+                words[i] = pack(first * sigmoid(first) * sums[at + 4 * i + 2], second * sigmoid(second) * sums[at + 4 * i + 3])
+            ptx.stmatrix_x2_trans(address_of(staging, 16 * block + (lane & 15), warp), words, 0)
+        else:
+            for i in range(4):
+                bias = biases[0] if i % 2 == 0 else biases[1]
+                words[i] = pack(sums[at + 2 * i] + bias, sums[at + 2 * i + 1] + bias)
+            token = 16 * block + (lane >> 4) * 8 + (lane & 7)
+            ptx.stmatrix_x4_trans(address_of(staging, token, 2 * warp + (lane >> 3 & 1)), words, 0)
 
     @cuda.jit(device=True, forceinline=True)
     def store_batch(batch, sums, biases, out_map, staging, token, column, barrier, thread):
