@@ -162,7 +162,7 @@ def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatc
     monkeypatch.setattr(compile_ahead, "keys_of", lambda *given: found.update(keys_of(*given)) or found)
     usual = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=12, max_num_batched_tokens=40, max_model_len=64)
     with LLM(model_directory(family), **usual | options) as llm:
-        for params in (SamplingParams(max_tokens=4, temperature=0.0), SamplingParams(max_tokens=4)):
+        for params in (SamplingParams(max_tokens=2, temperature=0.0), SamplingParams(max_tokens=2)):
             for length in range(1, 60):
                 llm.generate([[0] * length], params)
             for number in range(1, 12):
