@@ -41,7 +41,10 @@ def load_random_weights(ops, config: ModelConfig, weight_format: WeightFormat | 
 
 
 class RandomModel:
-    """A model of the shape `name`, or of a ModelConfig, with a cache for `sequences` of `tokens` each."""
+    """A model of the shape `name`, or of a ModelConfig, with a cache for `sequences` of `tokens` each.
+
+    weights: those of load_random_weights, which several models may share; None: its own, in weight_format.
+    """
 
     def __init__(
         self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int, weight_format: WeightFormat | None = None,

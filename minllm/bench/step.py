@@ -8,6 +8,7 @@ cuDNN's time for all of its attention, with nothing between them. Weights are ra
 """
 
 import contextlib
+import functools
 import gc
 import itertools
 import statistics
@@ -24,7 +25,8 @@ from minllm.bench.kernel_case import MICROSECONDS, rounded
 from minllm.bench.kernels import PEER_PACKAGES, load_peers
 from minllm.bench.random_model import RandomModel, load_random_weights
 from minllm.bench.record import Row, new_record, write_json
-from minllm.bench.step_parts import PartTime, divide, moved_bytes, time_parts
+from minllm.bench.serving.profile.run import check_profiler
+from minllm.bench.step_parts import PartTime, StepParts, divide, moved_bytes, time_parts
 from minllm.bench.timing import Clock, CudaClock
 from minllm.catalogue.noise import Noise
 from minllm.engine.options import FIXED_ORDER_VARIANTS
@@ -49,13 +51,14 @@ LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
 
 def run(
     models: Sequence[str], batches: Sequence[int], contexts: Sequence[int], prompt: int, parts: bool, against: str | None,
-    json_file: Path | None, batch_invariant: bool = False, quantization: Sequence[str] = (),
+    json_file: Path | None, batch_invariant: bool = False, quantization: Sequence[str] = (), trace: bool = False,
 ) -> None:  # fmt: skip
     """Measure each model's step at each batch size and context, its prefill of `prompt` tokens (0: none), print rows, write the record.
 
     parts: also report the time that each kernel adds to the step. against: "torch" or None. batch_invariant: use the kernels of that option
     and name it in every row's variant. quantization: formats of the layers' weights, each measured at all batch sizes; empty: plain
-    weights. Raises InvalidOptionError for unknown names, DeviceError without a GPU.
+    weights. trace: also print where a layer's time goes, from a trace by torch's profiler (step_trace.py). Raises InvalidOptionError for
+    unknown names and without PyTorch for a trace, DeviceError without a GPU.
     """
     unknown = [name for name in models if name not in SHAPES]
     if unknown:
@@ -65,8 +68,6 @@ def run(
             raise InvalidOptionError(f"--quantization {name} is not allowed: the formats are {', '.join(WEIGHT_FORMATS)}.")
     if batch_invariant and quantization:
         raise InvalidOptionError("--batch-invariant has no kernels for quantised weights: leave out --quantization.")
-    if parts and quantization:
-        raise InvalidOptionError("--parts knows the bytes of plain weights alone: leave out --quantization.")
     if against not in (None, *PEER_PACKAGES):
         raise InvalidOptionError(f"--against {against} is not allowed: it takes {' or '.join(PEER_PACKAGES)}.")
     from minllm.bench.ceilings import copy_tb_s
@@ -74,6 +75,8 @@ def run(
     from minllm.runtime.device import current_device
 
     device = current_device()
+    if trace:
+        check_profiler("cuda", "--trace")
     peers = load_peers() if against else None
     out = sys.stderr if str(json_file) == "-" else sys.stdout
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
@@ -86,6 +89,8 @@ def run(
             tokens = max(max(contexts) + WARM_UP + REPLAYS, prompt if batch == 1 else 0)
             bench = StepBench(name, ops, clock, batch, tokens, ceilings, weight_format=weight_format, weights=weights)
             found = [row for context in contexts for row in bench.decode_rows(context, parts)]
+            for context in contexts if trace else ():
+                print(f"\n{bench.account(context)}\n", file=out, flush=True)
             found += bench.prefill_rows(prompt, peers) if prompt and batch == 1 else []
             if batch_invariant:
                 found = [replace(row, variant=f"{row.variant}, batch invariant") for row in found]
@@ -95,15 +100,19 @@ def run(
             if json_file is not None and str(json_file) != "-":  # after every batch, so that an interrupt loses no measurement
                 write_json(json_file, new_record(device.name, ceilings, rows))
             del bench
-            gc.collect()  # frees gigabytes
-            ops.memory.trim()
+            free_unused(ops)
         del weights
-        gc.collect()
-        ops.memory.trim()
+        free_unused(ops)
     record = new_record(device.name, ceilings, rows)
     print(record.to_json() if str(json_file) != "-" else f"{len(rows)} rows", file=out, flush=True)
     if json_file is not None:
         write_json(json_file, record)
+
+
+def free_unused(ops: Any) -> None:
+    """Give back the gigabytes of a model that is no longer used."""
+    gc.collect()
+    ops.memory.trim()
 
 
 class StepBench:
@@ -127,16 +136,13 @@ class StepBench:
 
         For a single sequence and plain weights, whose launches take the largest share, also without programmatic dependent launch.
         """
-        graphs, words = self.runner.graphs, self.model.slot_words(self.runner.slots.state, context - REPLAYS // 2)
-        key = graphs.key(self.batch, 0, self.batch, context + WARM_UP + REPLAYS, SamplingKind.GREEDY)
-        case = f"{self.name}, batch {self.batch}, context {context}"
+        graphs, words, key, case = self.runner.graphs, self.words(context), self.key(context), self.case(context)
         limit = self.limit(costs.decode_step(self.model.config, self.batch, context, weight_format=self.weight_format).bytes)
         rows = [step_row(case, "graph replay", self.step_seconds(key, words), limit)]
         few = self.batch == 1 and self.weight_format is None
         if not few and not parts:
             return rows
-        with recorded_launches() as launches:
-            self.runner.compute(*graphs.batch(key), key.kind)
+        launches = self.launches(key)
         if few:
             with in_order(launches):
                 graphs.capture(key, self.runner.uploads)
@@ -146,6 +152,40 @@ class StepBench:
             self.load(words)
             rows += self.part_rows(case, self.part_times(launches, context))
         return rows
+
+    def case(self, context: int) -> str:
+        """The name of a decode step in records."""
+        return f"{self.name}, batch {self.batch}, context {context}"
+
+    def key(self, context: int) -> GraphKey:
+        """The graph of a decode step."""
+        return self.runner.graphs.key(self.batch, 0, self.batch, context + WARM_UP + REPLAYS, SamplingKind.GREEDY)
+
+    def words(self, context: int) -> np.ndarray:
+        """`RandomModel.slot_words` for steps that have `context` keys in the middle of the measurement."""
+        return self.model.slot_words(self.runner.slots.state, context - REPLAYS // 2)
+
+    def launches(self, key: GraphKey) -> list[RecordedLaunch]:
+        """The launches of a decode step."""
+        with recorded_launches() as launches:
+            self.runner.compute(*self.runner.graphs.batch(key), key.kind)
+        return launches
+
+    def account(self, context: int) -> str:
+        """Where the time of a decode step goes, as a Markdown table (step_trace.py)."""
+        from minllm.bench import step_trace
+
+        key, slots = self.key(context), list(range(self.batch))
+        parts = divide(self.launches(key), self.model.config)
+        self.load(self.words(context))
+        self.runner.graphs.capture(key, self.runner.uploads)
+        replay = functools.partial(self.runner.graphs.replay_decodes, key, slots, self.runner.uploads)
+        times = step_trace.kernel_times(step_trace.traced_events(replay, self.ops.core_stream.sync), parts, self.moved(parts, context))
+        return step_trace.account(self.case(context), times, len(parts.layers), self.ceilings["copy_tb_s"])
+
+    def moved(self, parts: StepParts, context: int) -> tuple[list[int], list[int]]:
+        """Bytes that the kernels must read, see moved_bytes."""
+        return moved_bytes(self.model.config, parts, self.batch, context, self.ops.dtype.itemsize, self.weight_format)
 
     def load(self, words: np.ndarray) -> None:
         """Set the slots to `RandomModel.slot_words`."""
@@ -163,7 +203,7 @@ class StepBench:
     def part_times(self, launches: Sequence[RecordedLaunch], context: int) -> list[PartTime]:
         """The time that each kernel adds to the step, from its recorded launches."""
         found = divide(launches, self.model.config)
-        return time_parts(found, moved_bytes(self.model.config, found, self.batch, context, self.ops.dtype.itemsize), self.clock)
+        return time_parts(found, self.moved(found, context), self.clock)
 
     def part_rows(self, case: str, times: Sequence[PartTime]) -> list[Row]:
         """Two rows per kernel: the time that it adds to the step, and its time in a chain of launches of the same kernel."""

@@ -14,12 +14,14 @@ from minllm import costs
 from minllm.bench.timing import Clock
 from minllm.models.config import ModelConfig
 from minllm.runtime.recording import RecordedLaunch
+from minllm.weights.format import WeightFormat
 
 WARM_UP, REPLAYS = 3, 15
 # The GEMMs of a layer, in order, by the names of costs/.
 PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")
 PRODUCTS_WITH_EXPERTS = ("qkv projection", "output projection", "router", "expert up projections", "expert down projections")
-GEMMS = ("matmul", "normed_router", "gate_up_gemv", "down_gemv", "grouped_gemm")  # beginnings of their kernels' names
+# Beginnings of the names of their kernels.
+GEMMS = ("matmul", "normed_router", "gate_up_gemv", "down_gemv", "grouped_gemm", "tensor_core_gemv", "batched_gemv", "mixed_input")
 
 
 class StepParts(NamedTuple):
@@ -66,9 +68,12 @@ def is_gemm(name: str) -> bool:
     return name.startswith(GEMMS)
 
 
-def moved_bytes(config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int) -> tuple[list[int], list[int]]:
+def moved_bytes(
+    config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int, weight_format: WeightFormat | None = None
+) -> tuple[list[int], list[int]]:
     """Bytes of weights, keys and values that each kernel must read: (per kernel of a layer, per kernel after the layers)."""
-    stages = {stage.name: stage for stage in costs.decode_stages(config, batch, context, itemsize, itemsize)}
+    found = costs.decode_stages(config, batch, context, itemsize, itemsize, weight_format=weight_format)
+    stages = {stage.name: stage for stage in found}
     products = iter(products_of(config))
 
     def of_layer(name: str) -> int:

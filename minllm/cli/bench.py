@@ -77,6 +77,9 @@ def bench_step(
     ] = None,
     prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill, which is measured with batch 1; 0 leaves it out.")] = 2048,
     parts: Annotated[bool, typer.Option("--parts", help="Also print what each kernel adds to the decode step.")] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Also print where a layer's time goes, from a trace by PyTorch's profiler.")
+    ] = False,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="With the kernels of that option of generate.")] = False,
     quantization: Annotated[
         list[str] | None,
@@ -91,7 +94,9 @@ def bench_step(
     with user_errors():
         from minllm.bench import step as benchmark
 
-        benchmark.run(model or (), batch or (), context or (1024,), prompt, parts, against, json_file, batch_invariant, quantization or ())
+        benchmark.run(
+            model or (), batch or (), context or (1024,), prompt, parts, against, json_file, batch_invariant, quantization or (), trace
+        )
 
 
 @bench_app.command("all-reduce")

@@ -24,16 +24,16 @@ SUFFIX = ".pt.trace.json.gz"  # the suffix of torch's and vLLM's traces
 SIZES = "minllm_steps"  # the entry of minllm's traces with [decodes, prompts, tokens] of every step
 
 
-def check_profiler(device: str) -> None:
-    """Raises InvalidOptionError unless torch can trace this device."""
+def check_profiler(device: str, option: str = "--profile") -> None:
+    """Raises InvalidOptionError unless torch can trace this device; option: what asked for a trace."""
     if device != "cuda":
-        raise InvalidOptionError("--profile traces the kernels of a GPU, and this run computes on the CPU: leave the option out.")
+        raise InvalidOptionError(f"{option} traces the kernels of a GPU, and this run computes on the CPU: leave the option out.")
     try:
         import torch
     except ImportError as error:
-        raise InvalidOptionError(f"--profile needs PyTorch's profiler ({error}): pip install torch, or leave the option out.") from None
+        raise InvalidOptionError(f"{option} needs PyTorch's profiler ({error}): pip install torch, or leave the option out.") from None
     if not torch.cuda.is_available():
-        raise InvalidOptionError("--profile: this PyTorch sees no GPU. Install one with CUDA, or leave the option out.")
+        raise InvalidOptionError(f"{option}: this PyTorch sees no GPU. Install one with CUDA, or leave the option out.")
 
 
 def profiled(engine: Any, requests: list[BenchRequest], max_concurrency: int | None, path: Path) -> list[TracedStep]:
