@@ -5,9 +5,9 @@
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "nccl"})         NCCL for all; steps are then launched kernel by kernel
 
 The limits for 2 and 4 ranks are measured on H200s (docs/results/h200_all_reduce.json, `minllm bench all-reduce`): at 16 MB one_shot and
-NCCL are equal on two, and NCCL is ahead on four. Those for 8 are assumed: between one shot and two they are vLLM's for GPUs that are all
-connected by NVLink (csrc/custom_all_reduce.cuh: two shots from 256 KB on); those of low_latency and of NCCL are guesses. On two H200s a
-step of the 8B shape takes 2.5 ms with this table, and 24 ms with NCCL alone, whose steps are not captured as graphs.
+NCCL are equal on two, and on four NCCL takes 98 µs and two_shot 117. Those for 8 are assumed: between one shot and two they are vLLM's for
+GPUs that are all connected by NVLink (csrc/custom_all_reduce.cuh: two shots from 256 KB on); those of low_latency and of NCCL are guesses.
+On two H200s a step of the 8B shape takes 2.5 ms with this table, and 24 ms with NCCL alone, whose steps are not captured as graphs.
 """
 
 from minllm.errors import KernelArgumentError
