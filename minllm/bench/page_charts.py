@@ -3,6 +3,7 @@
 Rows are times on the GPU that the caption names. A page shows a chart as an SVG file in the repository, and in its own colours on the site.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -95,7 +96,7 @@ def layer_times(record: dict) -> dict[str, list[tuple[int, float]]]:
         if match and match["format"] in FORMATS:
             shapes = fastest[FORMATS[match["format"]], int(match["rows"])]
             shapes[match["shape"]] = min(row["value"], shapes.get(match["shape"], row["value"]))
-    times = sorted((rows, name, sum(shapes.values())) for (name, rows), shapes in fastest.items() if len(shapes) == 4)
+    times = sorted((rows, name, math.fsum(shapes.values())) for (name, rows), shapes in fastest.items() if len(shapes) == 4)
     return {name: [(rows, time) for rows, one, time in times if one == name] for name in FORMATS.values()}
 
 

@@ -91,6 +91,15 @@ def check_adapter(directory: Path) -> None:
     warnings.warn(f"{path} is not applied: the model runs as if it had no adapter. To use it, {mend}.", UserWarning, stacklevel=2)
 
 
+def _exists(path: Path) -> bool:
+    """Path.exists() as before Python 3.14: a name that is too long, or a folder that may not be entered, is an OSError."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return True
+
+
 def open_source(path: Path) -> ModelSource:
     """The source at a path. Raises CheckpointError if the path is neither a directory nor a GGUF file."""
     name = shown(str(path)) if not str(path).isprintable() or len(str(path)) > LONGEST_SHOWN else str(path)
@@ -99,7 +108,7 @@ def open_source(path: Path) -> ModelSource:
             return ModelDirectory(path)
         if is_gguf(path) or path.suffix == ".gguf":
             return GgufModel(path)
-        exists = path.exists()
+        exists = _exists(path)
     except OSError as error:  # a name that is too long, a folder that may not be entered
         raise CheckpointError(f"{name} cannot be opened: {error.strerror}. Give the path of a model's directory or GGUF file.") from error
     if exists:

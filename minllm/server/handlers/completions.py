@@ -75,7 +75,7 @@ class Answer:
         return self._part(prompt, delta, head, 0) | {"prompt_logprobs": shown}
 
     def _part(self, prompt: int, delta: Delta, head: Head | None, offset: int) -> dict[str, Any]:
-        """A choice, or a piece of one. head: given with the first piece. offset: characters before it."""
+        """A choice, or a piece of one. head: given with the first piece. offset: characters of the tokens before it."""
         body, text, first, logprobs = self._body, delta.text, "", None
         positions, token_ids = delta.logprobs, delta.token_ids
         if body.echo and head is not None:
@@ -99,7 +99,7 @@ class Answer:
                     for delta in update.deltas:
                         key = index, delta.index
                         part = self._part(index, delta, None if key in offsets else generation.heads[index], offsets.get(key, 0))
-                        offsets[key] = offsets.get(key, 0) + len(part["text"])
+                        offsets[key] = offsets.get(key, 0) + sum(map(len, (part["logprobs"] or {}).get("tokens", ())))
                         chunk = self._frame | {"choices": [part]}
                         lines.append(event(chunk | {"usage": generation.usage(index)} if body.shows_usage_always else chunk))
                 if lines:

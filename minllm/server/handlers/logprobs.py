@@ -13,7 +13,8 @@ def chosen(position: list[TokenLogprob], token_id: int) -> TokenLogprob:
 def of_completion(positions: list[Any], token_ids: list[int], most: int, offset: int = 0, first: str = "") -> dict[str, Any]:
     """The `logprobs` of a completion. A position is None for the first token of a prompt, which has the text `first`.
 
-    most: the number of likeliest tokens asked for. offset: characters of the text before these tokens.
+    most: the number of likeliest tokens asked for. offset: characters of the tokens before these, whose
+    texts are longer than the text itself where a character has several tokens.
     """
     tokens, values, tops, offsets = [], [], [], []
     for position, token_id in zip(positions, token_ids, strict=True):
