@@ -25,7 +25,8 @@ Three more take other arguments. If the newest keys and values are kept in full 
 residual_window runs one variant on the codes and one on the recent keys, and merges their outputs by the log-sum-exp of each row
 (merge_states). tree computes the nodes of a draft tree, each of which sees its ancestors. soft_capped bounds the scores, as in Gemma 2.
 
-variants.py is the table of all variants, choice.py says which one serves which call. Every variant is a module with two functions:
+variants.py is the table of all variants, choice.py says which one serves which call. Every variant is a module or an object with two
+functions:
 
     attention(query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale,
               sliding_window=0, max_query_len=None, workspace=None, stream=None)
