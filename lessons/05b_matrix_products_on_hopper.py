@@ -263,7 +263,7 @@ show_source(
     part="matmul_wgmma_kernel",
     folded="The kernel wgmma, from top to bottom",
     notes={
-        "stage = pipeline.producer_acquire(": "The producer, as on rung 6; it does not stop between tiles.",
+        "pipeline.producer_acquire(": "The producer, as on rung 6; it does not stop between tiles.",
         "while number <": "One tile of outputs after another: the kernel is persistent.",
         "wgmma.multiply(sums": "A step's product is started here; it runs on while the threads go on.",
         "wgmma_wait_group_1": "Let one product be in flight, and no more: those before it are complete.",

@@ -60,16 +60,16 @@ def make_loads(tiling: WgmmaTiling, gated: bool):
     consumer_bytes = x_bytes // consumers
 
     @cuda.jit(device=True, forceinline=True)
-    def load_x(stage, x_map, step, row, consumer_rows):
+    def load_x(stage, x_map, k, row, consumer_rows):
         """Load x [tile_m, 64]; if x has few rows, one box per consumer, because 64 rows would reach beyond x's end."""
-        tma.load_2d(stage, 0, x_map, int32(step * TILE_K), row)
+        tma.load_2d(stage, 0, x_map, k, row)
         if early and consumers == 2:
-            tma.load_2d(stage, consumer_bytes, x_map, int32(step * TILE_K), row + consumer_rows)
+            tma.load_2d(stage, consumer_bytes, x_map, k, row + consumer_rows)
 
     @cuda.jit(device=True, forceinline=True)
-    def load_weight(stage, weight_map, step, column, n, rank):
+    def load_weight(stage, weight_map, k, column, n, rank):
         """Load two boxes of weight [tile_n / 2, 64]: neighbours, or gate and up. Each block of a cluster loads one for both."""
-        k, second = int32(step * TILE_K), int32(column + (n if gated else half))
+        second = int32(column + (n if gated else half))
         if cluster == 1:
             tma.load_2d(stage, x_bytes, weight_map, k, column)
             tma.load_2d(stage, x_bytes + half_bytes, weight_map, k, second)
@@ -152,10 +152,11 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
                     for step in range(done):
                         stage = pipeline.stage(ring, PipelineState(uint32(step), uint32(0)))
                         pipeline.producer_expect(stage, bytes_of_step)
-                        load_weight(stage, weight_map, step, column, n, rank)
+                        load_weight(stage, weight_map, int32(step * TILE_K), column, n, rank)
                     ptx.griddepcontrol_wait()
                     for step in range(done):
-                        load_x(pipeline.stage(ring, PipelineState(uint32(step), uint32(0))), x_map, step, row, consumer_rows)
+                        stage = pipeline.stage(ring, PipelineState(uint32(step), uint32(0)))
+                        load_x(stage, x_map, int32(step * TILE_K), row, consumer_rows)
                     state = pipeline.state(done)
                 else:
                     acquire(x_map)
@@ -163,13 +164,13 @@ def wgmma_kernel(tiling: WgmmaTiling, dtype: str, gated: bool, copied: bool, pai
                 while number < tiles_m * tiles_n:
                     row, column = corner(number, tiles_m, tiles_n, consumer_rows, rank, 0)
                     for step in range(done, k_steps):
-                        stage = pipeline.producer_acquire(ring, state)
+                        k, stage = int32(step * TILE_K), pipeline.producer_acquire(ring, state)
                         pipeline.producer_expect(stage, bytes_of_step)
                         if early:  # weight comes from HBM, and is loaded first
-                            load_weight(stage, weight_map, step, column, n, rank)
-                        load_x(stage, x_map, step, row, consumer_rows)
+                            load_weight(stage, weight_map, k, column, n, rank)
+                        load_x(stage, x_map, k, row, consumer_rows)
                         if not early:
-                            load_weight(stage, weight_map, step, column, n, rank)
+                            load_weight(stage, weight_map, k, column, n, rank)
                         state = pipeline.advance(state)
                     number, done = int32(number + cuda.gridDim.x // cluster), int32(0)
         else:
