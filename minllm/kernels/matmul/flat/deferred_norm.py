@@ -31,7 +31,7 @@ from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warp import ALL_LANES
-from minllm.tiles.warpgroup import THREADS, sync_blocks
+from minllm.tiles.warpgroup import THREADS, sync_blocks, wait_for_blocks
 
 MOST_ITEMS = 2  # groups of eight outputs per thread; registers hold what the epilogue of this many loads before the sums are done
 
@@ -228,6 +228,6 @@ def deferred_norm_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated
             arrays = (bias, squares, residual, norm, out, scaled, out_squares)
             write(kept, *arrays, memory, sums_at, tile, m, column, writer, width, epsilon)
         if splits > 1:  # a block must not exit while others may read its shared memory
-            sync_blocks(splits)
+            wait_for_blocks()
 
     return matmul_flat_deferred_norm_kernel

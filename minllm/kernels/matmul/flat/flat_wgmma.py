@@ -25,7 +25,7 @@ from minllm.kernels.matmul.flat.mainloop import make_mainloop
 from minllm.kernels.matmul.flat.output import make_write
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.runtime.kernel import kernel
-from minllm.tiles.warpgroup import THREADS, sync_blocks
+from minllm.tiles.warpgroup import THREADS, sync_blocks, wait_for_blocks
 
 
 @functools.cache
@@ -64,6 +64,6 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
                 ptx.griddepcontrol_wait()  # the kernel that writes x also writes its scales
             write(bias, x_scales, scales, out, memory, sums_at, 0, m, column, share.split * consumers + thread)
         if splits > 1:  # a block must not exit while others may read its shared memory
-            sync_blocks(splits)
+            wait_for_blocks()
 
     return matmul_flat_wgmma_kernel

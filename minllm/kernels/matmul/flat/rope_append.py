@@ -27,7 +27,7 @@ from minllm.kernels.vector import vector_access
 from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
-from minllm.tiles.warpgroup import THREADS, sync_blocks
+from minllm.tiles.warpgroup import THREADS, sync_blocks, wait_for_blocks
 
 
 class Kept(NamedTuple):
@@ -159,6 +159,6 @@ def rope_append_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, head_di
             arrays = (bias, squares, query, key_cache, value_cache)
             write(kept, *arrays, memory, sums_at, head, first_pair, m, writer, width, epsilon)
         if splits > 1:  # a block must not exit while others may read its shared memory
-            sync_blocks(splits)
+            wait_for_blocks()
 
     return matmul_flat_rope_append_kernel
