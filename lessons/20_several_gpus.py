@@ -402,9 +402,9 @@ for name in NAMES:
 
 # %%
 steps = {}  # what -> GPUs -> the recorded row
-for row in recorded("several GPUs", record="h200_ranks"):
-    what = row.case.removeprefix("llama-3.1-8b, ")
-    steps.setdefault(what, {})[int(row.variant.split()[0])] = row
+for n, split in ((1, "1 tensor rank"), (2, "2 tensor ranks"), (4, "4 tensor ranks")):
+    for row in recorded("several GPUs", variant=split, record="h200_ranks"):
+        steps.setdefault(row.case.removeprefix("llama-3.1-8b, "), {})[n] = row
 gains = {}
 for what, by_gpus in steps.items():
     alone = by_gpus[1]

@@ -42,6 +42,7 @@ SHAPE = dict(
     num_attention_heads=8, num_key_value_heads=8, vocab_size=301, max_position_embeddings=512, rms_norm_eps=1e-5, rope_theta=1e4,
     hidden_act="silu", tie_word_embeddings=False,
 )  # fmt: skip
+CACHE_BYTES = 1 << 24  # on each rank
 ENDED_WITH_ERROR = 3  # exit code of a program whose ranks have failed
 
 
@@ -147,10 +148,9 @@ def program(failure: Failure, ranks: int, device: str) -> int:
     from minllm.parallel.processes import RankError
 
     options = dict(device=device, max_model_len=256, max_num_seqs=2, max_num_batched_tokens=64, load_format="dummy")
-    if device == "cuda":
-        options |= dict(gpu_memory_utilization=0.02)
+    options |= dict(kv_cache_memory_bytes=CACHE_BYTES)  # not a share of a GPU, which other programs may be leaving
     if failure.kind == "kill":
-        threading.Thread(target=kill, args=(failure,), daemon=True).start()
+        threading.Thread(target=kill, args=(failure, ranks), daemon=True).start()
     try:
         with tempfile.TemporaryDirectory() as directory:
             write_shape(Path(directory), SHAPE)
@@ -169,9 +169,9 @@ def program(failure: Failure, ranks: int, device: str) -> int:
     return 0
 
 
-def kill(failure: Failure) -> None:
-    """Kill a rank some time after the other ranks have started."""
-    while len(others := children()) == 0:
+def kill(failure: Failure, ranks: int) -> None:
+    """Kill a rank some time after all other ranks have started."""
+    while len(others := children()) < ranks - 1:
         time.sleep(0.01)
     time.sleep(failure.seconds)
     print("failed", time.monotonic(), flush=True)
@@ -197,7 +197,7 @@ def stop_or_stray(failure: Failure, llm) -> None:
 
 
 def children() -> list[int]:
-    """The ranks' processes that this one has started, in the order of ranks."""
+    """The processes that this one has started: the other ranks in their order, then those that compile."""
     found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     return sorted(int(pid) for one in found for pid in one.read_bytes().split())
 

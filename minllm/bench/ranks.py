@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from minllm.bench.generate import check_model, opened_model
 from minllm.bench.record import Row, device_of, write_rows
@@ -28,6 +27,7 @@ from minllm.planning.plan import Wishes, make_plan
 from minllm.planning.predicted import predicted_prefill_ms, predicted_step_ms
 
 STEPS, REPEATS = 64, 3
+LINE = "{:26} {:16} {:>16} {:>12} {:>10} {:>16}"  # printed as soon as it is measured: closing several GPUs takes seconds
 PREDICTED = "predicted by minllm plan"
 THROUGHPUT = "nano-vllm"  # a list of requests of `minllm bench serve`
 
@@ -75,7 +75,7 @@ class Work:
 
 
 def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work, json_file: Path | None) -> None:
-    """Measure the model on each split of GPUs in turn; print a table; if `json_file` is given, write the record.
+    """Measure the model on each split of GPUs in turn; print each row; if `json_file` is given, write the record.
 
     options: those of LLM(). Raises InvalidOptionError for wrong values, and the errors of LLM(), for example for fewer GPUs than a split
     has ranks.
@@ -83,7 +83,9 @@ def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work
     check_model(model)
     work.check()
     out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
-    table, rows, alone = Table("what", "split", "measured", "predicted", "plan's floor", "times the first", title=model), [], {}
+    rows: list[Row] = []
+    alone: dict[str, float] = {}
+    out.print(LINE.format("what", "split", "measured", "predicted", "floor", "times the first"))
     for split in splits:
         given = dict(max_num_seqs=work.max_num_seqs) | options | split.options
         with opened_model(model, given, work.max_model_len) as llm:
@@ -92,9 +94,8 @@ def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work
                 first = alone.setdefault(row.case, row.value)
                 speedup = row.value / first if row.unit == "tokens/s" else first / row.value
                 times = ["" if one is None else f"{one:,.2f} {row.unit}" for one in (row.value, row.peer_value, row.limit)]
-                table.add_row(row.case.removeprefix(f"{model}, "), row.variant, *times, f"{speedup:.2f}")
+                out.print(LINE.format(row.case.removeprefix(f"{model}, "), row.variant, *times, f"{speedup:.2f}"))
                 rows.append(row)
-    out.print(table)
     write_rows(json_file, device, {}, rows)
 
 

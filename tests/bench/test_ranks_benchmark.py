@@ -1,4 +1,4 @@
-"""`minllm bench ranks` on a CPU: its table holds every batch, prompt and list on every split, and plan's floors fall with the ranks."""
+"""`minllm bench ranks` on a CPU: its rows are of every batch, prompt and list on every split, and plan's floors fall with the ranks."""
 
 import json
 
