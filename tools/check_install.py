@@ -6,6 +6,7 @@ The environment has the dependencies alone, and `minllm generate` runs in anothe
 that only the tests bring, is missed here. Everything is made in a temporary folder. The exit code is 1 if a step fails.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -52,4 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -4,6 +4,7 @@ CPU seconds of the first launch, and of the best of two after it, all in one run
 docs/coming-from-cudasim.md.
 """
 
+import argparse
 import contextlib
 import json
 import os
@@ -151,4 +152,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -8,6 +8,7 @@ A request is [kind, arrival, first token, end], in milliseconds of the client's 
 its deadline, is null.
 """
 
+import argparse
 import asyncio
 import dataclasses
 import json
@@ -139,4 +140,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

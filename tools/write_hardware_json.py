@@ -6,6 +6,7 @@
 Run it after `python tools/record.py` and after a change of either table; a test detects a missing run.
 """
 
+import argparse
 import json
 import re
 from dataclasses import asdict
@@ -180,4 +181,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -9,6 +9,7 @@ Addresses come from [project.urls] of pyproject.toml, titles from the lessons. A
     <!-- end generated -->
 """
 
+import argparse
 import re
 import sys
 from collections import Counter
@@ -135,4 +136,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

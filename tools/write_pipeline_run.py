@@ -3,6 +3,7 @@
 Run it after a change of the kernel or of the simulator; a test detects a missing run.
 """
 
+import argparse
 import json
 from pathlib import Path
 
@@ -46,4 +47,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()
