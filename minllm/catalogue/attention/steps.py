@@ -23,7 +23,10 @@ QUANTIZED = (
     *(("int8", 80, None, 1), ("int4", 96, None, 16), ("int8", 256, None, 8), ("int4", 256, None, 8), ("int8", 64, 32, 16)),
 )
 # (format, head_dim, query heads per KV head, KV heads of the batch).
-QUANTIZED_BY_TMA = (("int8", 128, 4, 1024), ("int4", 128, 4, 8), ("int4", 128, 4, 1024), ("fp8_e4m3", 128, 8, 1024), ("int4", 256, 1, 1024))
+QUANTIZED_BY_TMA = (
+    *(("int8", 128, 4, 1024), ("int4", 128, 4, 8), ("int4", 128, 4, 1024), ("fp8_e4m3", 128, 4, 1024), ("fp8_e4m3", 128, 8, 1024)),
+    ("int4", 256, 1, 1024),
+)
 
 
 def bytes_of(capability):

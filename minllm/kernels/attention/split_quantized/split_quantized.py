@@ -88,7 +88,8 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
     by_tma, lanes = shape.tensor_copies, lanes_of(kv_format, heads_here)
     threads = 32 * (shape.warps + by_tma)  # includes the producer warp
     loaded_count, fragment_count = arithmetic_of(kv_format).query_counts(kv_format, heads_here)
-    load_early = loaded_count <= 16 and threads * shape.blocks <= 384  # whether the registers have room for the queries of two heads
+    most_threads = 384 if kv_format.is_float else 256  # per SM, so that the registers have room for the queries of two heads
+    load_early = loaded_count <= 16 and threads * shape.blocks <= most_threads
     head_count, group_count, out_count = lanes.heads, kv_format.groups * lanes.heads, kv_format.head_dim // 4 * lanes.columns
     zero_count = 4 * lanes.zero_tiles * lanes.columns
     walk = make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_window, load_early)
@@ -154,6 +155,8 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
         many = [(4, 16, 4, 2, 2), (4, 16, 3, 2, 2)]
     elif narrow:
         many = [(2, 32, 3, 4, 2), (4, 32, 3, 2, 2)]
+    elif kv_format.is_float:
+        many = [(2, 32, 3, 4, 1), (4, 32, 3, 2, 1)]
     else:
         many = [(4, 32, 3, 2, 1)]
     sizes = [*many, *few] if line_heads >= 2 * sm_count else few

@@ -99,7 +99,7 @@ class Softmax(NamedTuple):
 def make_steps(group, head_dim, shape, source, products, softmax):
     """(open_ring, heads_of, fill, take_tiles): the steps of a walk, for blocks of a SplitShape and groups of `group` query heads."""
     head_tiles, heads_here = head_tiles_of(group, head_dim)
-    threads, keys, tile, stages = 32 * shape.warps, shape.keys, shape.tile, shape.stages
+    threads, tile, stages = 32 * shape.warps, shape.tile, shape.stages
     stage_bytes, warp_bytes, score_count = source.stage_bytes, source.ring_bytes, products.score_count
     all_stages = stages * stage_bytes
 
@@ -151,11 +151,10 @@ def make_steps(group, head_dim, shape, source, products, softmax):
             here = at(ring, pipeline)
             ahead = source.fetch(ahead, here, batch, cache)
             source.wait(here, position, span.visible)
-            if position < span.visible[1] and int32(position + keys) > span.visible[0]:  # else none of this warp's keys is visible
-                products.score(scores, operands, here)
-                products.mask(scores, position, span.visible, ring.lane)
-                softmax.fold(scores, state, operands, running, scale, here)
-                products.multiply_values(state, scores, here)
+            products.score(scores, operands, here)
+            products.mask(scores, position, span.visible, ring.lane)
+            softmax.fold(scores, state, operands, running, scale, here)
+            products.multiply_values(state, scores, here)
             source.release(here)
             position = int32(position + tile)
             after, parity = uint32(here.stage + stage_bytes), here.parity
