@@ -40,7 +40,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
         **dict.fromkeys(["0.337 ms", "15.53 ms", "2.31 ms", "10.96 ms", "16.71 ms"], "what the planner computes"),
     },
     "dead-ends.md": {
-        **dict.fromkeys(["1.82 TB/s", "1.3 µs", "51.9 µs", "757 TFLOP/s"], PRINTED),
+        **dict.fromkeys(["1.82 TB/s", "1.3 µs", "51.9 µs", "757 TFLOP/s", "1,772 µs", "4,520 µs", "4,554 µs"], PRINTED),
         **dict.fromkeys(["2.32 ms", "29.2 µs", "36.4 µs", "54.0 µs", "59.4 µs"], PRINTED.replace("H200", "H100")),
     },
     "frameworks.md": {
@@ -55,7 +55,9 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
     },
     "serve.md": {"19,897 tokens/s": PRINTED},
     "serving-load.md": {"60 ms": "the time to which the recorder holds a step"},
-    "serving-metrics.md": {"0.69 s": TRACE, "644 TFLOP/s": TRACE},
+    "serving-metrics.md": {"0.69 s": TRACE, "644 TFLOP/s": TRACE, "30,293 tokens/s": PRINTED},
+    "step-timeline.md": dict.fromkeys(["174 µs", "641 TFLOP/s"], "read off the traces of a layer in its table"),
+    "two-roofs.md": {"641 TFLOP/s": "as on the page of the step's timeline"},
     "speculation.md": {
         **dict.fromkeys(["128.6 tokens/s", "158 tokens/s"], "others' figures"),
         **dict.fromkeys(["45.6 ms", "55.3 ms"], PRINTED),

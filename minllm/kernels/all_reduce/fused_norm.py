@@ -22,6 +22,8 @@ from numba import cuda, float32, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.all_reduce import low_latency, one_shot
+from minllm.kernels.all_reduce.low_latency import send
+from minllm.kernels.all_reduce.one_shot import copy_vector
 from minllm.kernels.all_reduce.peers import BLOCKS, VECTOR_BYTES, WORD_BYTES, RankLaunch, check_capacity, check_message
 from minllm.kernels.all_reduce.signals import finish_epoch, meet, next_epoch
 from minllm.kernels.arguments import check_array
@@ -73,7 +75,7 @@ def with_flags(dtype, ranks):
     def publish(x, index, shared, rank, epoch, at):
         own = cuda.local.array(4, uint32)
         load_words(x, index, own, 0)
-        low_latency.send(own, shared, rank, epoch, at)
+        send(own, shared, rank, epoch, at)
 
     @cuda.jit(device=True)
     def arrive(signals, rank, epoch, fault, limit):
@@ -95,7 +97,7 @@ def staged(dtype, ranks):
 
     @cuda.jit(device=True)
     def publish(x, index, shared, rank, epoch, at):
-        one_shot.copy_vector(x, index, shared[rank], (epoch & 1) * (shared[rank].size // 2) + at)
+        copy_vector(x, index, shared[rank], (epoch & 1) * (shared[rank].size // 2) + at)
 
     @cuda.jit(device=True)
     def arrive(signals, rank, epoch, fault, limit):
