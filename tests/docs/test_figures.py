@@ -32,6 +32,7 @@ FIGURE = re.compile(rf"(?<![\w.,-])(\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?|\d+(?:\.\d+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 GENERATED = re.compile(r"<!-- results: begin -->.*?<!-- results: end -->", re.DOTALL)  # tests of their own compare these tables
 TRACE = "read off the trace of the served run, commit 0546c2e"
+LAYER = "read off the traces of a layer in the page's table"
 PRINTED = "printed by a run that left no row, on one H200"
 ELSEWHERE = {  # page: {figure: why no row carries it}
     "api.md": {"10 s": "the engine's own time limit"},
@@ -55,9 +56,8 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
     },
     "serve.md": {"19,897 tokens/s": PRINTED},
     "serving-load.md": {"60 ms": "the time to which the recorder holds a step"},
-    "serving-metrics.md": {"0.69 s": TRACE, "644 TFLOP/s": TRACE, "30,293 tokens/s": PRINTED},
-    "step-timeline.md": dict.fromkeys(["174 µs", "641 TFLOP/s"], "read off the traces of a layer in its table"),
-    "two-roofs.md": {"641 TFLOP/s": "as on the page of the step's timeline"},
+    "serving-metrics.md": {"0.69 s": TRACE, "644 TFLOP/s": TRACE, "30,293 tokens/s": PRINTED, "174 µs": LAYER, "641 TFLOP/s": LAYER},
+    "two-roofs.md": {"641 TFLOP/s": "as on the page of serving metrics"},
     "speculation.md": {
         **dict.fromkeys(["128.6 tokens/s", "158 tokens/s"], "others' figures"),
         **dict.fromkeys(["45.6 ms", "55.3 ms"], PRINTED),
