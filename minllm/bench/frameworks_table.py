@@ -5,7 +5,8 @@ process, November 2026; for 0.25.1 the better of its default mode and of one wit
 minllm are left out.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from minllm.bench.record import origin
 
@@ -70,12 +71,13 @@ def frameworks_table(record: dict) -> str:
 
 def recorded_row(record: dict, compared: Compared) -> dict | None:
     """The fastest row for some work, that of the shortest context; None if none is recorded."""
-    found = [
-        row
-        for row in record["rows"]
-        if row["benchmark"] == compared.benchmark and row["case"].startswith(compared.case) and compared.variant in (None, row["variant"])
-    ]
+    found = [row for row in record["rows"] if is_row_of(row, compared)]
     return (max if compared.is_rate else min)(found, key=lambda row: row["value"], default=None)
+
+
+def is_row_of(row: Mapping[str, Any], work: Any) -> bool:
+    """Whether a row is of the benchmark and the variant (None: any) of some work, and its case begins with that of the work."""
+    return row["benchmark"] == work.benchmark and row["case"].startswith(work.case) and work.variant in (None, row["variant"])
 
 
 def line(compared: Compared, row: dict, record: dict) -> str:

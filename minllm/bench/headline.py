@@ -8,7 +8,7 @@ host's work on both sides.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from minllm.bench.frameworks_table import COMPARED, VLLM_DATE, VLLM_DEVICE, recorded_row
+from minllm.bench.frameworks_table import COMPARED, VLLM_DATE, VLLM_DEVICE, is_row_of, recorded_row
 from minllm.bench.results_table import HEADS, number, share
 
 COMMAND = "python tools/record.py"
@@ -51,7 +51,7 @@ HEADER = "| | minllm | of the limit | peer | minllm's speed over the peer's |\n|
 
 def found(run: Run, wanted: Wanted) -> dict | None:
     """The run's row for a measurement, the fastest of its variants, beside vLLM if that was measured; None if the run has no such row."""
-    rows = [row for row in run["rows"] if measured(row, wanted)]
+    rows = [row for row in run["rows"] if is_row_of(row, wanted)]
     if not rows:
         return None
     row = max(rows, key=lambda one: one["value"]) if wanted.variant is None else rows[0]
@@ -74,12 +74,7 @@ def headline_rows(run: Run) -> list[dict]:
     lacking = [one.bar for one in wanted if found(run, one) is None]
     if lacking:
         raise LookupError(f"the record has no row for {', '.join(lacking)}")
-    return [row for row in run["rows"] if any(measured(row, one) for one in wanted)]
-
-
-def measured(row: Mapping[str, Any], wanted: Wanted) -> bool:
-    """Whether a row is that of a measurement."""
-    return row["benchmark"] == wanted.benchmark and row["case"].startswith(wanted.case) and wanted.variant in (None, row["variant"])
+    return [row for row in run["rows"] if any(is_row_of(row, one) for one in wanted)]
 
 
 def headline_table(run: Run) -> str:

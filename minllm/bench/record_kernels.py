@@ -12,7 +12,8 @@ from minllm.weights.formats import WEIGHT_FORMATS
 
 # (shape, format of its weights or "") of the engines whose steps and serving are measured
 ENGINES = (("llama-3.2-1b", ""), ("llama-3.1-8b", ""), ("llama-3.1-8b", "fp8"), ("llama-3.1-8b", "int4_g128"), ("qwen3-30b-a3b", ""))
-LIMITS = dict(max_num_seqs=512, max_num_batched_tokens=4096, max_model_len=4160)  # of an engine that launches all their kernels
+# An engine with these limits launches all kernels of the measured ones.
+LIMITS = dict(max_num_seqs=512, max_num_batched_tokens=4096, max_model_len=4160)
 
 
 def kernels_of_record(device: Device) -> list[Signature]:

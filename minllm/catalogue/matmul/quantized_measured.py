@@ -15,7 +15,7 @@ from minllm.catalogue.noise import WithoutContents
 from minllm.catalogue.rows import BFLOAT16
 from minllm.weights.formats import WEIGHT_FORMATS
 
-DISTINCT_ROWS = 256  # of a weight
+DISTINCT_ROWS = 256  # a weight repeats them
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # the four matrices of a layer of an 8B model, outputs x inputs
 LABELS = {
     "int4/32": "int4 in groups of 32", "int4/128": "int4 in groups of 128", "nf4/nested": "nf4", "int4/32_minimums": "Q4_1",
