@@ -34,9 +34,10 @@ def machine_code() -> dict[str, Any]:
     return found
 
 
-def small_launches(*stages: str) -> list[Any]:
-    """The Launches of odd sizes of these stages, or of all; one that a stage lists twice is in the first place."""
-    return list({str(launch): launch for name in stages or STAGES for launch in stage(name).small()}.values())
+@functools.cache
+def small_launches() -> tuple[Any, ...]:
+    """The Launches of odd sizes; one that a stage lists twice is in the first place."""
+    return tuple({str(launch): launch for name in STAGES for launch in stage(name).small()}.values())
 
 
 def signatures_for(target: tuple[int, int]) -> list[Signature]:

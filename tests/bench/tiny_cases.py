@@ -1,5 +1,6 @@
 """Every benchmark of a kernel at a size that the simulator runs in a moment; tests/gpu runs them on a device."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +9,15 @@ from minllm.bench.kernel_case import case_of
 from minllm.catalogue import measured_launches, small_launches
 from minllm.catalogue.matmul.quantized_measured import row as quantized_row
 
+SMALL = defaultdict(list)
+for one in small_launches():
+    SMALL[one.stage, one.name].append(one)
+
 
 def tiny(launch):
     """The first small launch of the same launcher, dtype, words and window that has most of its flags."""
     words, flags = ({name: one for name, one in launch.shape.items() if isinstance(one, kinds)} for kinds in (str | np.dtype, bool))
-    every = [one for one in small_launches(launch.stage) if one.name == launch.name and words.items() <= one.shape.items()]
+    every = [one for one in SMALL[launch.stage, launch.name] if words.items() <= one.shape.items()]
     window = launch.shape.get("sliding_window", 0)
     return max(every, key=lambda one: (one.shape.get("sliding_window", 0) == window, len(flags.items() & one.shape.items())))
 

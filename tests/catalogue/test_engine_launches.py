@@ -28,7 +28,7 @@ TILED = ("minllm.kernels.matmul.", "minllm.kernels.attention.")
 def described():
     """The kernels of all launches in the catalogue, with the types of their arguments."""
     entries = [one.launch for one in catalogue.machine_code().values()]
-    entries += catalogue.small_launches() + catalogue.large_launches()
+    entries += [*catalogue.small_launches(), *catalogue.large_launches()]
     return {(compared(signature.kernel), signature.types) for launch in entries for signature in launch.kernels((9, 0))}
 
 
