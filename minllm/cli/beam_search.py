@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 
-from minllm.cli.generation_options import REQUEST_OPTIONS, flag, request_option
+from minllm.cli.generation_options import REQUEST_OPTIONS, request_option
+from minllm.cli.options import flag
 from minllm.cli.prompt_file import PromptLine
 from minllm.cli.terminal import show
 from minllm.engine.requests.beam_search_params import BeamSearchParams

@@ -1,12 +1,12 @@
 """`minllm bench`: measurements of this machine, each implemented in a file of minllm/bench."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from minllm.cli.bench_serve import bench_serve
-from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, QuantizationOption, VariantOption, variants
+from minllm.cli.options import JsonOption, engine, engine_options, takes
 from minllm.cli.terminal import user_errors
 
 REPORT = Path("report.json")
@@ -15,6 +15,7 @@ bench_app.command("serve")(bench_serve)
 
 
 @bench_app.command("generate")
+@takes(engine("device", "dtype", "variant"))
 def bench_generate(
     model: Annotated[
         str,
@@ -28,17 +29,14 @@ def bench_generate(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompt.")] = 512,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the median is reported.")] = 5,
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.AUTO,
-    variant: VariantOption = None,
     json_file: JsonOption = None,
+    **options: Any,
 ) -> None:
     """Time to the first token, and decode speed compared with the memory's limit: one sequence, greedy."""
     with user_errors():
         from minllm.bench import generate as benchmark
 
-        options = dict(device=device.value, dtype=dtype.value, kernel_variants=variants(variant))
-        benchmark.run(model, options, prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file)
+        benchmark.run(model, engine_options(options), prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file)
 
 
 @bench_app.command("kernels")
@@ -113,6 +111,7 @@ def bench_all_reduce(
 
 
 @bench_app.command("ranks")
+@takes(engine("device", "dtype", "quantization", "variant"))
 def bench_ranks(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="A shape of plan, with random weights.")] = "llama-3.1-8b",
     tensor_parallel_size: Annotated[
@@ -125,19 +124,15 @@ def bench_ranks(
     context: Annotated[int, typer.Option(min=65, help="Keys that a decoded token sees.")] = 1024,
     prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill; 0 leaves it out.")] = 2048,
     throughput: Annotated[bool, typer.Option("--throughput", help="Also serve nano-vllm's list of 256 requests.")] = False,
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.AUTO,
-    quantization: QuantizationOption = None,
-    variant: VariantOption = None,
     json_file: JsonOption = None,
+    **options: Any,
 ) -> None:
     """One GPU and several: decode steps, a prompt and a list of requests, beside what plan predicts."""
     with user_errors():
         from minllm.bench import ranks as benchmark
 
-        options = dict(device=device.value, dtype=dtype.value, kernel_variants=variants(variant), quantization=quantization)
         splits = [benchmark.Split(size, pipeline_parallel_size) for size in tensor_parallel_size or (1, 2)]
-        benchmark.run(model, options, splits, benchmark.Work(batch or (1, 64), context, prompt, throughput), json_file)
+        benchmark.run(model, engine_options(options), splits, benchmark.Work(batch or (1, 64), context, prompt, throughput), json_file)
 
 
 @bench_app.command("report")
@@ -163,36 +158,35 @@ def bench_launch(
 
 
 @bench_app.command("perplexity")
+@takes(engine("device", "quantization", dtype="bfloat16"))
 def bench_perplexity(
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, draft, a directory, or a GGUF file.")
     ] = "bundled",
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.BFLOAT16,
-    quantization: QuantizationOption = None,
     json_file: JsonOption = None,
+    **options: Any,
 ) -> None:
     """How well a model predicts the Python source that comes with minllm and that its models have never seen."""
     with user_errors():
         from minllm.bench import perplexity as benchmark
 
-        benchmark.run(model, dict(device=device.value, dtype=dtype.value, quantization=quantization), json_file)
+        benchmark.run(model, engine_options(options), json_file)
 
 
 @bench_app.command("accuracy")
+@takes(engine("device", dtype="bfloat16"))
 def bench_accuracy(
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.BFLOAT16,
     tokens: Annotated[
         int | None, typer.Option(min=2, help="Tokens of the text to read; default all, which takes long on a CPU.", show_default=False)
     ] = None,
     json_file: JsonOption = None,
+    **options: Any,
 ) -> None:
     """What each format of a quantised KV cache costs in quality: perplexity, logit error, and how often the likeliest token stays."""
     with user_errors():
         from minllm.bench import accuracy as benchmark
 
-        benchmark.run(dict(device=device.value, dtype=dtype.value), tokens, json_file)
+        benchmark.run(engine_options(options), tokens, json_file)
 
 
 @bench_app.command("cache")
@@ -243,21 +237,20 @@ def bench_swap(
 
 
 @bench_app.command("pipeline")
+@takes(engine("device", "dtype"))
 def bench_pipeline(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.2-1b",
     num_prompts: Annotated[int, typer.Option(min=1, help="Text prompts, all at once.")] = 256,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for each.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds after the warm-up; the median is reported.")] = 5,
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.AUTO,
     json_file: JsonOption = None,
+    **options: Any,
 ) -> None:
     """Tokenise, compute and detokenise on threads of their own, compared with one after the other."""
     with user_errors():
         from minllm.bench.serving import pipeline as benchmark
 
-        options = dict(device=device.value, dtype=dtype.value)
-        benchmark.run(model, options, num_prompts=num_prompts, tokens=tokens, repeats=repeats, json_file=json_file)
+        benchmark.run(model, engine_options(options), num_prompts=num_prompts, tokens=tokens, repeats=repeats, json_file=json_file)
 
 
 @bench_app.command("sustained")
@@ -270,6 +263,7 @@ def bench_sustained(json_file: JsonOption = None) -> None:
 
 
 @bench_app.command("speculation")
+@takes(engine("device", "dtype", "batch_invariant"))
 def bench_speculation(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "bundled",
     draft: Annotated[str, typer.Option(metavar="ngram|NAME|PATH", help="ngram, the bundled draft, a shape, a directory.")] = "ngram",
@@ -285,13 +279,11 @@ def bench_speculation(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts.")] = 128,
     tokens: Annotated[int, typer.Option(min=3, help="Tokens to generate.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Runs after the warm-up; the median is reported.")] = 3,
-    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="With and without drafts, as in generate.")] = False,
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.AUTO,
     counts: Annotated[
         int | None, typer.Option(min=1, metavar="PROMPTS", help="Count tokens per step of all sources on this many prompts, no times.")
     ] = None,
     json_file: JsonOption = None,
+    **options: Any,
 ) -> None:
     """Decoding with drafts, compared with decoding without and with the prediction."""
     with user_errors():
@@ -303,23 +295,24 @@ def bench_speculation(
         from minllm.bench import speculation as benchmark
 
         benchmark.run(
-            model, dict(device=device.value, dtype=dtype.value, batch_invariant=batch_invariant), draft=draft,
+            model, engine_options(options), draft=draft,
             num_speculative_tokens=num_speculative_tokens or [4], schedule=schedule, acceptance=acceptance or (), batches=batch or [1],
             prompt_tokens=prompt_tokens, tokens=tokens, repeats=repeats, json_file=json_file,
         )  # fmt: skip
 
 
 @bench_app.command("startup")
+@takes(engine("device"))
 def bench_startup(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "llama-3.1-8b",
-    device: DeviceOption = DeviceName.AUTO,
     json_file: JsonOption = None,
+    **options: Any,
 ) -> None:
     """From the command to the first token: without compiled kernels, and with them."""
     with user_errors():
         from minllm.bench import startup as benchmark
 
-        benchmark.run(model, device.value, json_file)
+        benchmark.run(model, **engine_options(options), json_file=json_file)
 
 
 @bench_app.command("simulator")

@@ -1,14 +1,18 @@
 """The options of `minllm bench serve`, with the names of vLLM's `bench serve` if it has them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, JsonOption, QuantizationOption, VariantOption, variants
+from minllm.cli.options import JsonOption, engine, engine_options, takes
 from minllm.cli.terminal import user_errors
 
+SIZES = "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"
+SHARED = "device", "dtype", "quantization", "kv_cache_dtype", "enable_prefix_caching", "variant"
 
+
+@takes(engine(*SIZES, *SHARED, scheduling_policy=None, preemption=None))  # None: a comparison may try all
 def bench_serve(
     model: Annotated[
         str,
@@ -43,15 +47,6 @@ def bench_serve(
     max_concurrency: Annotated[int | None, typer.Option(min=1, help="The most requests sent and unfinished.", show_default=False)] = None,
     num_warmups: Annotated[int, typer.Option(min=0, help="Requests served before the measurement.")] = 16,
     seed: Annotated[int, typer.Option(help="Of lengths, token ids and arrivals.")] = 0,
-    scheduling_policy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="static, in_flight, split_fuse or prefill_first.", show_default=False)
-    ] = None,
-    preemption: Annotated[str | None, typer.Option(metavar="NAME", help="recompute, swap or drop.", show_default=False)] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="The most sequences computed together.", show_default=False)] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens in one step.", show_default=False)] = None,
-    kv_cache_memory_bytes: Annotated[int | None, typer.Option(min=1, help="Size of the KV cache.", show_default=False)] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(metavar="FORMAT", help="Of keys and values, as for generate.")] = "auto",
-    enable_prefix_caching: Annotated[bool, typer.Option("--enable-prefix-caching", help="Share the beginnings of prompts.")] = False,
     compare_policies: Annotated[
         bool, typer.Option("--compare-policies", help="Every scheduling policy at each rate. Default: 0.5, 0.8 and 1.1 times capacity.")
     ] = False,
@@ -73,27 +68,18 @@ def bench_serve(
         typer.Option(metavar="DIR", help="Serve once more under torch's profiler: a trace, the time of each stage.", show_default=False),
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw SVG pictures into this folder.", show_default=False)] = None,
-    device: DeviceOption = DeviceName.AUTO,
-    dtype: DtypeOption = DtypeName.AUTO,
-    quantization: QuantizationOption = None,
-    variant: VariantOption = None,
     json_file: JsonOption = None,
+    **options: Any,
 ) -> None:
     """Serve requests that arrive over time: throughput, TTFT, TPOT, inter-token latency, goodput (docs: Serving metrics)."""
     with user_errors():
         from minllm.bench.serving import command as benchmark
         from minllm.bench.serving.arguments import chosen_comparison
 
-        options = dict(
-            scheduling_policy=scheduling_policy, preemption=preemption, max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens, kv_cache_memory_bytes=kv_cache_memory_bytes, kernel_variants=variants(variant),
-            quantization=quantization,
-        )  # fmt: skip
-        options = {name: value for name, value in options.items() if value is not None}
-        options |= dict(device=device.value, dtype=dtype.value, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=enable_prefix_caching)
+        given = {name: value for name, value in engine_options(options).items() if value is not None}
         comparisons = dict(policies=compare_policies, preemption=compare_preemption, concurrency=compare_concurrency)
         benchmark.run(
-            model, options, request_list=request_list, dataset_path=dataset_path, num_prompts=num_prompts, input_len=input_len,
+            model, given, request_list=request_list, dataset_path=dataset_path, num_prompts=num_prompts, input_len=input_len,
             output_len=output_len, request_rates=request_rate or (), burstiness=burstiness, goodput=goodput or (),
             max_concurrency=max_concurrency, num_warmups=num_warmups, seed=seed, against=against, simulate=simulate, profile=profile,
             plot=plot, json_file=json_file, compare=chosen_comparison([name for name, wanted in comparisons.items() if wanted]),

@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from minllm.cli.beam_search import BEAM_OPTIONS, beam_search_params, search_beams
-from minllm.cli.generation_options import ENGINE_OPTIONS, REQUEST_OPTIONS, load, request_option, request_params, takes
+from minllm.cli.generation_options import REQUEST_OPTIONS, load, request_option, request_params
 from minllm.cli.nano import continue_by_nano
-from minllm.cli.options import JsonOption
+from minllm.cli.options import LLM_OPTIONS, JsonOption, takes
 from minllm.cli.output_report import print_logprobs, totals, write_outputs
 from minllm.cli.prompt_file import PromptLine, read_prompts
 from minllm.cli.terminal import read_prompt, required_input, show, user_errors, user_lines, with_kernel_status
@@ -30,7 +30,7 @@ SIMULATED_TOKENS = 8
 CHAT_TOKENS = 512
 
 
-@takes([request_option("n", int), *BEAM_OPTIONS], REQUEST_OPTIONS, ENGINE_OPTIONS)
+@takes([request_option("n", int), *BEAM_OPTIONS], REQUEST_OPTIONS, LLM_OPTIONS.values())
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads it from standard input.", show_default=False)] = None,
     prompts: Annotated[
@@ -108,7 +108,7 @@ def continue_many(llm, lines: Sequence[PromptLine], params, echo: bool, card: bo
     return outputs
 
 
-@takes(REQUEST_OPTIONS, ENGINE_OPTIONS)
+@takes(REQUEST_OPTIONS, LLM_OPTIONS.values())
 def chat(
     system: Annotated[str | None, typer.Option(help="System message, said before the conversation.", show_default=False)] = None,
     chat_template: Annotated[

@@ -1,34 +1,19 @@
-"""The options that `generate` and `chat` share: those of the LLM to load, and those of each request.
-
-A request's options are fields of SamplingParams; their help texts come from its docstring.
-"""
+"""The options of a request that `generate` and `chat` share: fields of SamplingParams, whose docstring holds their help texts."""
 
 import dataclasses
 import inspect
-import json
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from minllm.cli.options import DeviceName, DeviceOption, DtypeName, DtypeOption, ModelOption, QuantizationOption, VariantOption, variants
+from minllm.cli.options import engine_options, flag, option
 from minllm.cli.text_input import read_text_file, unescaped
 from minllm.engine.requests.parameter_help import meanings
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 from minllm.errors import InvalidOptionError
-
-
-def option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    """The parameter of a command for an option; annotation: type and help, Annotated[...]."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def engine_option(name: str, kind: Any, help: str, metavar: str | None = None, default: Any = None) -> inspect.Parameter:
-    """The parameter for an option of LLM() of the same name."""
-    return option(name, Annotated[kind, typer.Option(flag(name), metavar=metavar, help=help, show_default=False)], default)
 
 
 def request_option(
@@ -52,32 +37,6 @@ def structure_option(name: str, kind: Any, metavar: str | None = None, of: str |
     return found.replace(name=name)
 
 
-def flag(name: str) -> str:
-    """The flag of an option: --top-p for top_p."""
-    return "--" + name.replace("_", "-")
-
-
-KV_CACHE_DTYPE_HELP = "Format of cached keys and values: auto, int8, int4, fp8_e4m3, fp8_e5m2, kivi_int4."
-SPECULATIVE_HELP = 'Guess tokens and verify several per step, as JSON: \'{"method": "ngram", "num_speculative_tokens": 4}\'.'
-BATCH_INVARIANT_HELP = "Compute the same bits for a request in any company."
-KV_WINDOW_HELP = "Newest tokens that a quantised cache keeps as they are; a multiple of 32."
-ENGINE_OPTIONS = (
-    option("model", ModelOption),
-    option("device", DeviceOption, DeviceName.AUTO),
-    option("dtype", DtypeOption, DtypeName.AUTO),
-    option("quantization", QuantizationOption),
-    engine_option("max_model_len", int | None, "Most tokens of prompt and output together; default what model and memory allow."),
-    engine_option("kv_cache_dtype", str, KV_CACHE_DTYPE_HELP, "FORMAT", default="auto"),
-    option("kv_window", Annotated[int | None, typer.Option("--kv-window", help=KV_WINDOW_HELP, show_default=False)]),
-    engine_option("kv_cache_policy", str, "How the KV cache is shared out: paged, contiguous or virtual.", "POLICY", default="paged"),
-    engine_option("enable_prefix_caching", bool, "Compute what prompts have in common once (paged cache).", default=False),
-    engine_option("speculative_config", str | None, SPECULATIVE_HELP, "JSON"),
-    engine_option("batch_invariant", bool, BATCH_INVARIANT_HELP, default=False),
-    engine_option("tensor_parallel_size", int, "GPUs, or processes on a CPU, that share each layer.", default=1),
-    engine_option("pipeline_parallel_size", int, "Stages that share the layers, each on that many GPUs.", default=1),
-    engine_option("decode_context_parallel_size", int, "Tensor ranks with the same KV head that share each context.", default=1),
-    option("variant", VariantOption),
-)
 REQUEST_OPTIONS = (
     request_option("temperature", float),
     request_option("top_p", float),
@@ -105,33 +64,11 @@ REQUEST_OPTIONS = (
 STRUCTURES = dict(json_schema="json", json_object="json_object", regex="regex", choice="choice", grammar="grammar")
 
 
-def takes(*groups: Sequence[inspect.Parameter]) -> Callable[[Callable], Callable]:
-    """Decorate a command that ends in **options: adds the options of these groups to its command line."""
-
-    def decorate(command: Callable) -> Callable:
-        own = [one for one in inspect.signature(command).parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-        own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        command.__signature__ = inspect.Signature([*own, *(one for group in groups for one in group)])
-        return command
-
-    return decorate
-
-
 def load(options: dict[str, Any]):
-    """The LLM with a command's ENGINE_OPTIONS, and progress bars if standard error is a terminal."""
+    """The LLM with a command's LLM_OPTIONS, and progress bars if standard error is a terminal."""
     from minllm import LLM
 
     return LLM(progress=sys.stderr.isatty(), **engine_options(options))
-
-
-def engine_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The options of LLM() that a command's ENGINE_OPTIONS hold."""
-    given = {one.name: options[one.name] for one in ENGINE_OPTIONS}
-    given |= dict(device=given["device"].value, dtype=given["dtype"].value)
-    given["kv_cache_residual_window"] = given.pop("kv_window")
-    given["speculative_config"] = parsed_speculation(given["speculative_config"])
-    given["kernel_variants"] = variants(given.pop("variant"))
-    return given
 
 
 def request_params(llm, options: dict[str, Any], **more: Any) -> SamplingParams:
@@ -148,17 +85,6 @@ def structure(given: dict[str, Any]) -> StructuredOutputsParams | None:
     given = {name: read_text_file(value) if isinstance(value, Path) else value for name, value in given.items()}
     found = {STRUCTURES[name]: value for name, value in given.items() if value not in (None, False)}
     return StructuredOutputsParams(**found) if found else None
-
-
-def parsed_speculation(text: str | None) -> Any:
-    """The parsed JSON of --speculative-config. Raises InvalidOptionError if it is not valid JSON."""
-    try:
-        return None if text is None else json.loads(text)
-    except ValueError as error:
-        raise InvalidOptionError(
-            f"--speculative-config {text} is not allowed: {error}. Write JSON in single quotes: "
-            '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'.'
-        ) from None
 
 
 def parsed_biases(texts: list[str] | None) -> dict[str, float] | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minllm.cli.generation_options import ENGINE_OPTIONS, engine_option, engine_options, flag, option, takes
+from minllm.cli.options import LLM_OPTIONS, MEANINGS, engine, engine_options, flag, option, takes
 from minllm.cli.terminal import user_errors
 from minllm.engine.option_help import meanings
 from minllm.errors import InvalidOptionError
@@ -15,13 +15,8 @@ from minllm.server.options import ServerOptions
 
 NEEDED = ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "pydantic", "prometheus_client")
 LISTS = {"api_keys": "--api-key", "allowed_hosts": "--allowed-host"}
-SIZES = (
-    engine_option("max_num_seqs", int, "The most sequences computed together.", default=256),
-    engine_option("max_num_batched_tokens", int, "The token budget of a step.", default=2048),
-    engine_option("gpu_memory_utilization", float, "The share of the GPU's memory to use in all.", default=0.9),
-    engine_option("kv_cache_memory_bytes", int | None, "Bytes for the KV cache; default what the model leaves."),
-    engine_option("load_format", str, "auto, or dummy for random weights, to measure speed alone.", "FORMAT", default="auto"),
-)
+SHARED = [name for name in LLM_OPTIONS if name not in ("model", "enable_prefix_caching")]
+SIZES = "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes", "load_format"
 
 
 def server_options() -> list:
@@ -36,14 +31,8 @@ def server_options() -> list:
     return found
 
 
-@takes(server_options(), [one for one in ENGINE_OPTIONS if one.name not in ("model", "enable_prefix_caching")], SIZES)
-def serve(
-    model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="Hugging Face directory or GGUF file. Default: the bundled model.")
-    ] = None,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Compute what prompts have in common once (paged cache).")] = True,
-    **options: Any,
-) -> None:
+@takes(server_options(), engine(*SHARED, enable_prefix_caching=True), engine(*SIZES))
+def serve(model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=MEANINGS["model"])] = None, **options: Any) -> None:
     """Serve a model over HTTP: OpenAI's completions, chat and responses, Anthropic's messages, and a page to chat on."""
     with user_errors():
         if sys.platform == "win32":
@@ -57,10 +46,9 @@ def serve(
 
         fields = {field.name: options.pop(field.name) for field in dataclasses.fields(ServerOptions)}
         fields |= {name: tuple(fields[name] or ()) for name in LISTS}
-        shares = enable_prefix_caching and options["kv_cache_policy"] == "paged" and not options["kv_window"]
-        engine = engine_options(options | {"model": model, "enable_prefix_caching": shares and options["kv_cache_dtype"] != "kivi_int4"})
-        engine |= {one.name: options[one.name] for one in SIZES}
-        run(ServerOptions(**fields), engine, announce)
+        shares = options["kv_cache_policy"] == "paged" and not options["kv_window"] and options["kv_cache_dtype"] != "kivi_int4"
+        options |= dict(model=model, enable_prefix_caching=options["enable_prefix_caching"] and shares)
+        run(ServerOptions(**fields), engine_options(options), announce)
 
 
 def announce(server, address: str) -> None:

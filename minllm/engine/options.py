@@ -17,8 +17,6 @@ from minllm.errors import DeviceError
 from minllm.kernels.quantization.formats import ALIASES, CHANNEL_FORMATS, KV_FORMATS, default_window
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.ops.own_kernels import OwnKernel
-from minllm.runtime.memory import ALLOCATIONS
-from minllm.weights.formats import quantizations
 
 DEVICES = ("auto", "cpu", "cuda")
 LOAD_FORMATS = ("auto", "dummy")
@@ -35,6 +33,18 @@ KV_CACHE_DTYPES = ("auto", *KV_FORMATS, *ALIASES)
 FIXED_ORDER_VARIANTS = {"matmul": "fixed_order", "attention": "fixed_split"}  # for batch_invariant=True
 ONE_RANK = "1 with batch_invariant=True: the sum over ranks may change its order with the number of rows"
 BLOCK_SIZE = 16  # tokens per block unless the option says otherwise
+
+
+def _quantizations() -> Allowed:
+    from minllm.weights.formats import quantizations  # which needs NumPy, and the help of commands does without
+
+    return none_or(one_of(*quantizations()), "None or {}")
+
+
+def _allocations() -> Allowed:
+    from minllm.runtime.memory import ALLOCATIONS
+
+    return none_or(one_of(*ALLOCATIONS), "None (MINLLM_ALLOCATION, or pool) or {}")
 
 
 def _is_variant(item: tuple[Any, Any]) -> bool:
@@ -79,7 +89,7 @@ class EngineOptions:
     model: str | Path | None = option(
         None, Allowed("the path of a model directory or of a GGUF file, or None for the bundled model", _is_path)
     )
-    """A Hugging Face model directory or a GGUF file; None is the small model of Python code that comes with minllm."""
+    """A Hugging Face model directory or a GGUF file; by default the small model of Python code that comes with minllm."""
 
     device: str = option("auto", one_of(*DEVICES))
     """Where to compute: "cuda", "cpu" (NumPy), or "auto": a GPU if one can be used."""
@@ -88,10 +98,10 @@ class EngineOptions:
     """The type of weights and activations: "float32" (also "float", "fp32"), "float16" ("half", "fp16"), "bfloat16" ("bf16"), or "auto",
     the type that the checkpoint has; float16 for a bfloat16 checkpoint on a GPU without bfloat16 (before compute capability 8.0)."""
 
-    quantization: str | None = option(None, lambda: none_or(one_of(*quantizations()), "None or {}"))
+    quantization: str | None = option(None, _quantizations)
     """Format to which the layers' matrices are quantised while a 16-bit checkpoint is loaded, by rounding to the nearest code: "int8" and
     "fp8" (activations too, token by token), "int4" in groups of 32 ("int4_g64", "int4_g128" in larger ones, each also with "_zeros" behind
-    it, for zero points), or "nf4". Embeddings and head stay as they are. None leaves all weights as they are."""
+    it, for zero points), or "nf4". Embeddings and head stay as they are, and by default all weights."""
 
     load_format: str = option("auto", one_of(*LOAD_FORMATS))
     """Where weights come from: "auto" reads the directory's; "dummy" makes random ones for its config.json, to measure speed alone."""
@@ -158,21 +168,21 @@ class EngineOptions:
     )  # fmt: skip
     """Guess tokens and verify several per step: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}, or with a draft
     model {"model": path, "num_speculative_tokens": 4}, as a tree of drafts {"speculative_token_tree": "[(0,), (1,)]"} with it, or without
-    any {"method": "lookahead"} (engine/speculative_config.py); None decodes one at a time. Greedy text stays the same, and the distribution
-    of sampled text."""
+    any {"method": "lookahead"} (engine/speculative_config.py); by default tokens are decoded one at a time. Greedy text stays the same, and
+    the distribution of sampled text."""
 
     length_prediction: str = option("none", one_of(*PREDICTIONS))
     """How much of the KV cache is kept for the answers of running sequences: "none", "limit" (all of max_tokens, so nobody is preempted) or
     "mean" (of past answers to prompts of such a length)."""
 
     max_model_len: int | None = option(None, none_or(integer(1)))
-    """The most tokens of prompt and output together; None is what model and memory allow."""
+    """The most tokens of prompt and output together; by default what model and memory allow."""
 
     gpu_memory_utilization: float = option(0.9, Allowed("the share of the GPU's memory to use, above 0 and at most 1", _is_share))
     """The share of the GPU's memory to use in all: weights, activations, and the KV cache, which takes the rest."""
 
     kv_cache_memory_bytes: int | None = option(None, none_or(integer(1)))
-    """Bytes for the KV cache, on a GPU or a CPU, whatever gpu_memory_utilization says; None takes what that leaves."""
+    """Bytes for the KV cache, on a GPU or a CPU, whatever gpu_memory_utilization says; by default what that leaves."""
 
     kv_cache_dtype: str = option(
         "auto", one_of(*KV_CACHE_DTYPES),
@@ -200,8 +210,8 @@ class EngineOptions:
             f"at least {TOKEN_GROUP} with {{kv_cache_dtype}}, whose codes are made by groups",
         ),
     )  # fmt: skip
-    """This number of each sequence's newest tokens, a multiple of 32, is kept unquantised; None is 128 for kivi_int4, which needs a window,
-    and 0, no window, for the others."""
+    """This number of each sequence's newest tokens, a multiple of 32, is kept unquantised; by default 128 for kivi_int4, which needs a
+    window, and 0, no window, for the others."""
 
     kv_cache_policy: str = option(
         "paged", one_of(*KV_CACHE_POLICIES),
@@ -219,7 +229,7 @@ class EngineOptions:
             f"a multiple of {TOKEN_GROUP} with kv_cache_dtype={{kv_cache_dtype!r}}",
         ),
     )  # fmt: skip
-    """Tokens per block of the paged cache; None is 16, or 32 for kivi_int4."""
+    """Tokens per block of the paged cache; by default 16, or 32 for kivi_int4."""
 
     enable_prefix_caching: bool | str = option(
         False, either(FLAG, one_of(*PREFIX_INDEXES), says='False, True, "hash" (which True means) or "radix"'),
@@ -254,9 +264,9 @@ class EngineOptions:
     enforce_eager: bool = option(False, FLAG)
     """On a GPU, launch every kernel of a decode step by itself rather than replay them as one CUDA graph."""
 
-    allocation: str | None = option(None, none_or(one_of(*ALLOCATIONS), "None (MINLLM_ALLOCATION, or pool) or {}"))
+    allocation: str | None = option(None, _allocations)
     """How GPU memory for temporaries is allocated, to compare: "pool" (ours), "synchronous" or "stream_ordered" (the driver's, see
-    runtime/memory.py); None is the environment's MINLLM_ALLOCATION, or pool."""
+    runtime/memory.py); by default the environment's MINLLM_ALLOCATION, or pool."""
 
     pinned: bool = option(True, FLAG)
     """Read results through page-locked host memory."""

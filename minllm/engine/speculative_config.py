@@ -13,10 +13,12 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minllm.errors import InvalidOptionError, KernelArgumentError
-from minllm.kernels.speculation.token_tree import TokenTree
+
+if TYPE_CHECKING:
+    from minllm.kernels.speculation.token_tree import TokenTree
 
 METHODS = ("ngram", "draft_model", "lookahead")
 SAMPLE_METHODS = ("probabilistic", "greedy")
@@ -124,12 +126,13 @@ class SpeculativeConfig:
         if self.method != "draft_model":
             _refuse(name, text, f'None with method="{self.method}": a tree has drafts of a draft model')
         try:
-            tree = TokenTree.parse(text)
+            tree = self.tree
         except KernelArgumentError as error:
             raise InvalidOptionError(
                 f"speculative_config: speculative_token_tree={text!r} is not allowed: {error}. Give the paths of all drafts as vLLM does, "
                 'such as "[(0,), (1,), (0, 0)]".'
             ) from error
+        assert tree is not None
         if len(tree) - 1 != self.num_speculative_tokens:
             meaning = f"{len(tree) - 1}, the number of paths of speculative_token_tree"
             _refuse("num_speculative_tokens", self.num_speculative_tokens, meaning)
@@ -160,8 +163,10 @@ class SpeculativeConfig:
         return MOST_NODES if self.method == "lookahead" else MOST_DRAFTS
 
     @cached_property
-    def tree(self) -> TokenTree | None:
+    def tree(self) -> "TokenTree | None":
         """The tree of drafts; None if each draft follows the one before it."""
+        from minllm.kernels.speculation.token_tree import TokenTree  # which needs NumPy, and the help of commands does without
+
         if self.method == "lookahead":
             return TokenTree.lookahead(*self.lookahead_sizes)
         return None if self.speculative_token_tree is None else TokenTree.parse(self.speculative_token_tree)

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from minllm import LLM, BeamSearchParams, SamplingParams
 from minllm.cli import app as cli
-from minllm.cli.generation_options import ENGINE_OPTIONS, REQUEST_OPTIONS, STRUCTURES, meanings
+from minllm.cli.generation_options import REQUEST_OPTIONS, STRUCTURES, meanings
+from minllm.cli.options import ENGINE_OPTIONS, LLM_OPTIONS, OTHER_NAMES
 from minllm.engine.options import EngineOptions
 
 runner = CliRunner()
@@ -46,13 +47,13 @@ def test_every_parameter_has_a_meaning_that_help_shows():
     for kind in (SamplingParams, BeamSearchParams):
         assert list(meanings(kind)) == [field.name for field in fields(kind)]
     shown = runner.invoke(cli.app, ["generate", "--help"], env={"COLUMNS": "400"}).output
-    assert all(f"--{option.name.replace('_', '-')}" in shown for option in (*REQUEST_OPTIONS, *ENGINE_OPTIONS))
+    assert all(f"--{option.name.replace('_', '-')}" in shown for option in (*REQUEST_OPTIONS, *LLM_OPTIONS.values()))
     assert "Divides the logits; 0 takes the likeliest token each time (greedy), 2 is the highest allowed." in shown
 
 
 def test_options_have_the_names_of_the_library():
-    names = {field.name for field in fields(EngineOptions)} | {"kv_window", "variant"}
-    assert {option.name for option in ENGINE_OPTIONS} <= names
+    defaults = {field.name: field.default for field in fields(EngineOptions)}
+    assert all(defaults[OTHER_NAMES.get(name, name)] == option.default for name, option in ENGINE_OPTIONS.items())
     assert {option.name for option in REQUEST_OPTIONS} <= {field.name for field in fields(SamplingParams)} | {*STRUCTURES}
 
 
