@@ -183,7 +183,7 @@ def stop_or_stray(failure: Failure, llm) -> None:
     import numpy as np
 
     from minllm.engine.ranks.rank_runner import Score
-    from minllm.ops.protocol import Batch
+    from minllm.ops.batch import Batch
 
     time.sleep(failure.seconds)
     print("failed", time.monotonic(), flush=True)

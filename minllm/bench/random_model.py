@@ -18,7 +18,7 @@ from minllm.models.model import Model, make_rope_tables
 from minllm.models.random_checkpoint import RandomCheckpoint
 from minllm.models.shapes import named_config
 from minllm.models.weights import load_weights
-from minllm.ops.protocol import Batch
+from minllm.ops.batch import Batch
 from minllm.weights.format import WeightFormat
 
 BLOCK_SIZE = 16

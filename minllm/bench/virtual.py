@@ -21,7 +21,8 @@ from minllm.cache.virtual.cache import VirtualKVCache
 from minllm.cache.virtual.policy import VirtualPolicy
 from minllm.kernels.attention.common.workspace import make_workspace
 from minllm.kernels.attention.split_tensor_core import decode_step
-from minllm.ops.protocol import LayerCache, Ops
+from minllm.ops.batch import LayerCache
+from minllm.ops.protocol import Ops
 from minllm.runtime.array_protocol import Array
 from minllm.runtime.cuda_pages import CudaPages
 from minllm.runtime.device import check_driver, current_device

@@ -21,7 +21,7 @@ from minllm.kernels.kv.copy_rounds import in_rounds
 from minllm.kernels.quantization.cache import arrays_by_block, from_arrays
 from minllm.kernels.quantization.formats import KvFormat
 from minllm.kernels.quantization.groups import TOKEN_GROUP
-from minllm.ops.protocol import LayerCache, RecentCache
+from minllm.ops.batch import LayerCache, RecentCache
 
 
 @dataclass(frozen=True, slots=True)

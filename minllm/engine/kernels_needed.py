@@ -27,8 +27,8 @@ from minllm.models.config import ModelConfig
 from minllm.models.layout import Layout, layout_of
 from minllm.models.model import Model, make_rope_tables
 from minllm.models.weights import WeightReader
+from minllm.ops.batch import AttentionConfig
 from minllm.ops.dry_run_ops import DryRun, DryRunOps
-from minllm.ops.protocol import AttentionConfig
 from minllm.parallel.dry_run_ranks import DryRunRankOps, Split
 from minllm.parallel.split_weights import SplitEmbedding, attention_of_rank
 from minllm.runtime.device import Device

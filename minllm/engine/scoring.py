@@ -21,7 +21,8 @@ from minllm.errors import InvalidRequestError
 from minllm.kernels.sampling.log_probabilities import log_softmax
 from minllm.models.decoder import forward
 from minllm.models.model import Model
-from minllm.ops.protocol import Batch, Ops
+from minllm.ops.batch import Batch
+from minllm.ops.protocol import Ops
 
 MAX_LOGITS = 2**26  # numbers in one chunk's logits, 256 MiB in float32
 

@@ -7,7 +7,7 @@ ModelConfig holds everything that the forward pass depends on, so that no other 
 from dataclasses import dataclass
 
 from minllm.models.rope import RopeConfig
-from minllm.ops.protocol import AttentionConfig, NormWeights
+from minllm.ops.batch import AttentionConfig, NormWeights
 from minllm.weights.stored import StoredTensor
 
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 from minllm.models.config import ModelConfig
 from minllm.models.layout import Layer, ModelWeights
 from minllm.models.model import Model
-from minllm.ops.protocol import Array, Batch, LayerCache, NormWeights, Ops
+from minllm.ops.batch import Array, Batch, LayerCache, NormWeights
+from minllm.ops.protocol import Ops
 
 
 def forward(ops: Ops, model: Model, batch: Batch, cache: Sequence[LayerCache]) -> Array:

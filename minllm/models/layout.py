@@ -16,7 +16,7 @@ from minllm.models.parts.experts import Experts
 from minllm.models.parts.gated_mlp import GatedMlp
 from minllm.models.parts.grouped_attention import GroupedAttention
 from minllm.models.parts.plain_mlp import PlainMlp
-from minllm.ops.protocol import Array, NormWeights
+from minllm.ops.batch import Array, NormWeights
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import plain_format
 from minllm.weights.linear import Linear

@@ -13,7 +13,8 @@ from minllm.models.layout import Layer, ModelWeights
 from minllm.models.rope import RopeConfig, inverse_frequencies
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.weights import Progress, WeightReader, load_weights
-from minllm.ops.protocol import Array, Ops
+from minllm.ops.batch import Array
+from minllm.ops.protocol import Ops
 from minllm.weights.format import WeightFormat
 from minllm.weights.stored import StoredWeights
 

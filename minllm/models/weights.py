@@ -17,7 +17,8 @@ from minllm.models.config import ModelConfig
 from minllm.models.finite import all_finite
 from minllm.models.layout import Layout, ModelWeights, layout_of, leaves
 from minllm.models.safetensors_file import NUMPY_DTYPES
-from minllm.ops.protocol import Array, Ops
+from minllm.ops.batch import Array
+from minllm.ops.protocol import Ops
 from minllm.weights.format import WeightFormat, check_scales
 from minllm.weights.formats import plain_format
 from minllm.weights.linear import Linear

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from minllm.ops.protocol import Array, AttentionConfig, Batch, LayerCache, NormWeights, Ops, Routing
+from minllm.ops.batch import Array, AttentionConfig, Batch, LayerCache, NormWeights, Routing
+from minllm.ops.protocol import Ops
 from minllm.weights.format import WeightFormat
 from minllm.weights.linear import Linear
 

@@ -15,8 +15,8 @@ from minllm.kernels.kv.quantize_groups import quantize_groups
 from minllm.kernels.quantization.cache import is_quantized
 from minllm.kernels.slots.local_blocks import local_blocks
 from minllm.kernels.slots.write_slots import write_slots
+from minllm.ops.batch import Array, AttentionConfig, Batch, LayerCache
 from minllm.ops.cuda_base import CudaBase
-from minllm.ops.protocol import Array, AttentionConfig, Batch, LayerCache
 from minllm.runtime.kernel import check
 
 

@@ -28,8 +28,8 @@ from minllm.kernels.experts.normed_router import fits as fits_normed_router
 from minllm.kernels.experts.normed_router import normed_router
 from minllm.kernels.experts.routing import route
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
+from minllm.ops.batch import Array, NormWeights, Routing
 from minllm.ops.cuda_linear import CudaLinear
-from minllm.ops.protocol import Array, NormWeights, Routing
 from minllm.runtime.device import HOPPER
 from minllm.weights.formats import plain_linear
 from minllm.weights.linear import Linear

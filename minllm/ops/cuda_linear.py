@@ -10,8 +10,8 @@ from minllm.kernels.activation.silu import silu_and_multiply
 from minllm.kernels.elementwise.gelu_and_multiply import gelu_and_multiply
 from minllm.kernels.matmul.quantized.rows import QuantizedRows
 from minllm.ops.arguments import check_gated_activation, gelu_approximation
+from minllm.ops.batch import Array, NormWeights
 from minllm.ops.cuda_base import CudaBase
-from minllm.ops.protocol import Array, NormWeights
 from minllm.weights.linear import Linear
 
 MOST_ROWS_FUSED = 1  # maximum rows of x for a GEMV fused with norm and residual

@@ -26,11 +26,11 @@ from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
+from minllm.ops.batch import Array, AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.ops.cuda_attention import CudaAttention
 from minllm.ops.cuda_experts import CudaExperts
 from minllm.ops.cuda_sampling import CudaSampling
 from minllm.ops.cuda_speculation import CudaSpeculation
-from minllm.ops.protocol import Array, AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.runtime.device import HOPPER
 from minllm.weights.format import StreamKernels
 from minllm.weights.linear import Linear

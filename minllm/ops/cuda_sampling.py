@@ -11,8 +11,8 @@ from minllm.kernels.slots.advance import advance
 from minllm.kernels.slots.load_rows import load_rows
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots
+from minllm.ops.batch import Array, Batch
 from minllm.ops.cuda_base import CudaBase
-from minllm.ops.protocol import Array, Batch
 
 
 class CudaSampling(CudaBase):

@@ -23,8 +23,8 @@ from minllm.kernels.speculation.rejection import reject
 from minllm.kernels.speculation.row_sampling import row_sampling
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.synthetic import accept_synthetic
+from minllm.ops.batch import Array, Batch
 from minllm.ops.cuda_base import CudaBase
-from minllm.ops.protocol import Array, Batch
 
 
 class CudaSpeculation(CudaBase):

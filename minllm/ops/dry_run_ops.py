@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from minllm.ops.batch import Array
 from minllm.ops.cuda_ops import CudaOps
-from minllm.ops.protocol import Array
 from minllm.runtime.device import current_device
 from minllm.runtime.dry_run import Addresses
 from minllm.runtime.memory import DeviceMemory

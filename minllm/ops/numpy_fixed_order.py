@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import DTypeLike
 
+from minllm.ops.batch import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.weights.linear import Linear
 
 

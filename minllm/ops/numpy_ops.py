@@ -35,9 +35,9 @@ from minllm.kernels.slots.local_blocks import local_blocks_reference
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.slots.write_slots import write_slots_reference
 from minllm.ops.arguments import activation_dtype, check_gated_activation, gelu_approximation
+from minllm.ops.batch import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.ops.composed import ComposedOps
 from minllm.ops.numpy_speculation import NumpySpeculation
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.weights.linear import Linear
 
 

@@ -28,7 +28,8 @@ from minllm.kernels.speculation.rejection import reject_reference
 from minllm.kernels.speculation.row_sampling import row_sampling_reference
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.synthetic import accept_synthetic_reference
-from minllm.ops.protocol import Batch, DraftOps
+from minllm.ops.batch import Batch
+from minllm.ops.protocol import DraftOps
 
 
 class NumpySpeculation(DraftOps):

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from minllm.kernels.experts.reference import activated_reference, combine_reference, projected_reference
+from minllm.ops.batch import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.ops.numpy_ops import NumpyOps, expert_stack
 from minllm.ops.own_kernels import OwnKernel
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache, NormWeights, Routing
 from minllm.weights.linear import Linear
 
 MOST_PRODUCTS = 110_000  # multiply-adds of the largest GEMM to simulate, which takes about a quarter of a second

@@ -29,7 +29,7 @@ from minllm.errors import InvalidOptionError
 from minllm.kernels.attention.common.online_softmax import merge_reference, state_reference
 from minllm.kernels.attention.reference import QUERY_CHUNK, gather_context
 from minllm.models.config import ModelConfig
-from minllm.ops.protocol import AttentionConfig, Batch, LayerCache
+from minllm.ops.batch import AttentionConfig, Batch, LayerCache
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.pipeline import PipelineNumpyOps
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps

@@ -17,9 +17,9 @@ from minllm.kernels.sampling.argmax import parts_of
 from minllm.kernels.split_vocabulary.argmax import argmax_of_own, argmax_of_ranks
 from minllm.kernels.split_vocabulary.join import join_parts
 from minllm.kernels.split_vocabulary.lookup import split_embedding
+from minllm.ops.batch import Batch, NormWeights
 from minllm.ops.cuda_linear import MOST_ROWS_FUSED
 from minllm.ops.cuda_ops import CudaOps
-from minllm.ops.protocol import Batch, NormWeights
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from minllm.kernels.sampling.log_probabilities import LogProbabilities
 from minllm.kernels.sampling.tensors import SamplingTensors
-from minllm.ops.protocol import Batch, NormWeights
+from minllm.ops.batch import Batch, NormWeights
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.grid import Grid
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps

@@ -21,7 +21,8 @@ from minllm.models.checkpoint import Checkpoint
 from minllm.models.finite import all_finite
 from minllm.models.layout import Layout
 from minllm.models.weights import Progress, WeightReader
-from minllm.ops.protocol import AttentionConfig, Ops
+from minllm.ops.batch import AttentionConfig
+from minllm.ops.protocol import Ops
 from minllm.parallel.grid import Grid
 from minllm.runtime.array_protocol import Array
 from minllm.weights.linear import Linear

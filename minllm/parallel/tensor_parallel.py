@@ -22,8 +22,9 @@ from minllm.kernels.sampling.tensors import SamplingKind, SamplingTensors
 from minllm.kernels.split_vocabulary.argmax import argmax_of_own_reference, argmax_of_ranks_reference
 from minllm.kernels.split_vocabulary.join import join_parts_reference
 from minllm.kernels.split_vocabulary.lookup import split_embedding_reference
+from minllm.ops.batch import Batch, NormWeights, Routing
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import Batch, NormWeights, Ops, Routing
+from minllm.ops.protocol import Ops
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.grid import Grid
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart

@@ -16,8 +16,8 @@ from minllm.models.config import ModelConfig
 from minllm.models.decoder import decoder_layer, embed
 from minllm.models.layout import Layer
 from minllm.models.model import RopeTables
+from minllm.ops.batch import Array, LayerCache
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import Array, LayerCache
 from minllm.weights.linear import Linear
 
 WINDOW = 512  # tokens

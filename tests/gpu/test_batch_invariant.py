@@ -11,8 +11,8 @@ from minllm.engine.options import FIXED_ORDER_VARIANTS
 from minllm.errors import InvalidOptionError
 from minllm.kernels.attention.fixed_split import fixed_split
 from minllm.kernels.matmul.flat.fixed_order import gated_fixed_order, matmul_fixed_order
+from minllm.ops.batch import Routing
 from minllm.ops.cuda_ops import CudaOps
-from minllm.ops.protocol import Routing
 from minllm.weights.formats import plain_linear
 from tests.engine.models import model_directory
 from tests.engine.test_batch_invariant import NGRAMS, scores

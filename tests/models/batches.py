@@ -7,7 +7,8 @@ import numpy as np
 from minllm.models.config import ModelConfig
 from minllm.models.decoder import forward
 from minllm.models.model import Model
-from minllm.ops.protocol import Batch, LayerCache, Ops
+from minllm.ops.batch import Batch, LayerCache
+from minllm.ops.protocol import Ops
 
 
 class PagedSequences:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.kernels.kv.move_window import window_of_rows
-from minllm.ops.protocol import Batch, RecentTokens
+from minllm.ops.batch import Batch, RecentTokens
 
 
 def decode_batch(token_ids, positions, block_tables, block_size, rings=None, residual_window=0):

@@ -8,9 +8,9 @@ from minllm import sim
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling import build_sampling_tensors
 from minllm.models.decoder import forward
+from minllm.ops.batch import NormWeights
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import NormWeights
 from minllm.runtime.device import HOPPER
 from minllm.weights import plain_kernels
 from minllm.weights.formats import plain_linear

@@ -10,9 +10,10 @@ import torch
 from minllm.errors import KernelArgumentError
 from minllm.kernels.sampling.parameters import build_sampling_tensors
 from minllm.kernels.sampling.tensors import SamplingTensors
+from minllm.ops.batch import AttentionConfig, Batch, LayerCache, NormWeights
 from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import AttentionConfig, Batch, DraftOps, ForwardOps, LayerCache, NormWeights, SlotOps
+from minllm.ops.protocol import DraftOps, ForwardOps, SlotOps
 from minllm.weights.formats import plain_linear
 
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

@@ -9,7 +9,7 @@ from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
-from minllm.ops.protocol import Batch, NormWeights
+from minllm.ops.batch import Batch, NormWeights
 from minllm.parallel.cuda_ranks import TensorParallelCudaOps
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator

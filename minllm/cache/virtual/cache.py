@@ -27,7 +27,7 @@ from minllm.errors import InvalidOptionError, MinLLMError
 from minllm.kernels.attention.common.arguments import MOST_BLOCK_ELEMENTS
 from minllm.kernels.kv.copy_rounds import in_rounds
 from minllm.kernels.kv.layout import layer_of
-from minllm.ops.protocol import LayerCache
+from minllm.ops.batch import LayerCache
 from minllm.runtime.virtual_memory import PagePool, VirtualRange
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from minllm.course.project.parts import APPEND, MERGE, SAMPLE, SCHEDULE, SPLIT, Part
 from minllm.kernels.sampling.argmax import parts_of
+from minllm.ops.batch import LayerCache
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.ops.protocol import LayerCache
 from minllm.runtime.kernel import launch
 
 PROMPTS = ("def add(a, b):\n    return", "for i in range(10):\n    print(", "import os\n")

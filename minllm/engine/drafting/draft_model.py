@@ -25,7 +25,8 @@ from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.models.decoder import forward, hidden_states
 from minllm.models.model import Model
-from minllm.ops.protocol import Array, Batch, Ops
+from minllm.ops.batch import Array, Batch
+from minllm.ops.protocol import Ops
 
 SALT = 0x9E3779B9  # 2^32 / golden ratio; gives drafts other random numbers than the sampler's
 

@@ -10,7 +10,8 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.lookahead import LookaheadState
 from minllm.kernels.speculation.state import DraftState
-from minllm.ops.protocol import Array, Batch, Ops
+from minllm.ops.batch import Array, Batch
+from minllm.ops.protocol import Ops
 
 
 class LookaheadDrafts:

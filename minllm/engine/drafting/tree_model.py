@@ -18,7 +18,7 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.models.decoder import forward
-from minllm.ops.protocol import Array, Batch
+from minllm.ops.batch import Array, Batch
 
 
 class TreeModel(DraftModel):

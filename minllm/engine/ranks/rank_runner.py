@@ -18,7 +18,7 @@ from minllm.engine.running.model_runner import ModelRunner, masked_rows
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
-from minllm.ops.protocol import Array, Batch
+from minllm.ops.batch import Array, Batch
 from minllm.parallel.time_limits import step_seconds
 
 

@@ -15,7 +15,7 @@ from minllm.engine.running.block_tables import padded_block_tables
 from minllm.engine.running.recent_tokens import recent_of_spans
 from minllm.engine.running.step_graphs import GraphKey
 from minllm.engine.scheduling.step import Span
-from minllm.ops.protocol import Batch
+from minllm.ops.batch import Batch
 
 BATCH_ARRAYS = ("token_ids", "positions", "slot_mapping", "query_start", "context_lens", "block_tables", "logits_rows")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from minllm.ops.protocol import Array
+from minllm.ops.batch import Array
 
 
 class Done:

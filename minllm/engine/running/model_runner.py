@@ -43,7 +43,7 @@ from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
-from minllm.ops.protocol import Array, Batch, RecentTokens
+from minllm.ops.batch import Array, Batch, RecentTokens
 
 
 def masked_rows(rows: list[int], spans: list[Span]) -> list[tuple[int, Any, int]]:

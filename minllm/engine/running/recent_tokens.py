@@ -10,7 +10,7 @@ import numpy as np
 from minllm.engine.running.block_tables import padded_block_tables
 from minllm.kernels.attention.residual_window.reference import ring_blocks, window_start
 from minllm.kernels.quantization.groups import TOKEN_GROUP
-from minllm.ops.protocol import RecentTokens
+from minllm.ops.batch import RecentTokens
 
 
 def recent_of_spans(spans: Sequence, residual_window: int) -> RecentTokens:

@@ -25,7 +25,8 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.kernels.slots.state import SlotState
 from minllm.kernels.speculation.state import DraftState
 from minllm.kernels.speculation.token_tree import TokenTree
-from minllm.ops.protocol import Array, Batch, Ops
+from minllm.ops.batch import Array, Batch
+from minllm.ops.protocol import Ops
 
 
 class Chosen(NamedTuple):

@@ -35,7 +35,7 @@ from minllm.engine.running.host_copies import Uploads
 from minllm.errors import CaptureError
 from minllm.kernels.attention.residual_window.reference import ring_blocks
 from minllm.kernels.sampling.tensors import SamplingKind
-from minllm.ops.protocol import Batch, RecentTokens
+from minllm.ops.batch import Batch, RecentTokens
 
 SHORTEST_CONTEXT = 1024  # tokens that the narrowest block tables cover
 TOKEN_STEP = 256  # above 256, numbers of tokens are multiples of 256

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from minllm.models.config import ModelConfig
 from minllm.models.parts.gated_mlp import ACTIVATION_OPERATIONS
 from minllm.models.parts.terms import Matrix, Norm, Sizes, Stage
-from minllm.ops.protocol import Array, NormWeights, Ops, Routing
+from minllm.ops.batch import Array, NormWeights, Routing
+from minllm.ops.protocol import Ops
 from minllm.weights.formats import plain_linear
 from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS

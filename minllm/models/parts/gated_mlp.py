@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from minllm.models.config import ModelConfig
 from minllm.models.parts.terms import Matrix, Norm, Sizes, Stage
-from minllm.ops.protocol import Array, NormWeights, Ops
+from minllm.ops.batch import Array, NormWeights
+from minllm.ops.protocol import Ops
 from minllm.weights.linear import Linear
 from minllm.weights.shard import INPUTS
 from minllm.weights.stored import Projection, stacked_linear, stored_linear

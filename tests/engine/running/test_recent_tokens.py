@@ -9,7 +9,7 @@ from minllm.engine.running.batch_arrays import NewTokens
 from minllm.engine.running.recent_tokens import recent_of_spans
 from minllm.kernels.attention.residual_window.reference import ring_blocks, window_start
 from minllm.kernels.kv.move_window import window_of_rows
-from minllm.ops.protocol import RecentTokens
+from minllm.ops.batch import RecentTokens
 
 LENGTHS = st.lists(st.integers(1, 150), min_size=1, max_size=6)
 

@@ -26,8 +26,8 @@ from minllm.kernels.quantization.int4 import INT4, Int4Weight
 from minllm.kernels.quantization.int8 import INT8, Int8Weight
 from minllm.kernels.quantization.int8_groups import INT8_GROUPS, Int8GroupWeight
 from minllm.kernels.quantization.nf4 import NF4
+from minllm.ops.batch import NormWeights
 from minllm.ops.cuda_ops import CudaOps
-from minllm.ops.protocol import NormWeights
 from minllm.runtime.device import HOPPER
 from minllm.weights import quantized_kernels
 from minllm.weights.formats import WEIGHT_FORMATS
