@@ -122,7 +122,7 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
     def disconnect(self) -> None:
         """Close this rank's communicators, when nothing uses them, without waiting for peers, which may have ended."""
         for one in self.links:
-            one.abort()
+            one.close()
 
     def fault(self) -> Any:
         """uint32 [1] in which kernels between peers record a missing peer; None if there are no such kernels."""

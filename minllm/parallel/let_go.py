@@ -1,20 +1,23 @@
 """Ends a rank's waits for its peers when a rank has failed, within a time limit.
 
-NCCL's abort waits for the kernels under way, and a driver call cannot be interrupted. A process that stood in it for ever would never show
-why the ranks have ended, and would keep its GPU; so after the limit it prints the reason and ends itself.
+Kernels between GPUs are told to give up, and other ranks are killed; but a driver call, or NCCL while it connects, cannot be interrupted. A
+process that stood in it for ever would never show why the ranks have ended, and would keep its GPU; so after the limit it prints the reason
+and ends itself.
 """
 
+import contextlib
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 LIMIT_S = 10.0
 EXIT_CODE = 1
 
 
-def let_go(functions: Iterable[Callable[[], None]], reason: str, limit_s: float = LIMIT_S) -> None:
+def let_go(functions: Iterable[Callable[[], Any]], reason: str, limit_s: float = LIMIT_S) -> None:
     """Call the functions in their order; if they take longer than limit_s, print the reason and end this process with EXIT_CODE.
 
     An error of one of them is printed, and the next is called.
@@ -24,13 +27,24 @@ def let_go(functions: Iterable[Callable[[], None]], reason: str, limit_s: float 
     thread.join(limit_s)
     if thread.is_alive():
         print(
-            f"{reason}\nThe links to the other ranks did not close within {limit_s:g} s, so this process ends and gives back its GPU.",
+            f"{reason}\nThis rank has not stopped waiting for the others within {limit_s:g} s, so its process ends and gives back its GPU.",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         os._exit(EXIT_CODE)
 
 
-def _call_all(functions: list[Callable[[], None]]) -> None:
+@contextlib.contextmanager
+def left_at_failure(at_failure: list[Callable[[], Any]]) -> Iterator[None]:
+    """A context that must be left soon after a rank has failed, or let_go, which is given the list `at_failure`, ends this process."""
+    left = threading.Event()
+    at_failure.append(left.wait)
+    try:
+        yield
+    finally:
+        left.set()
+
+
+def _call_all(functions: list[Callable[[], Any]]) -> None:
     for function in functions:
         try:
             function()

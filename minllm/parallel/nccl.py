@@ -4,13 +4,20 @@ Operations are launched on the engine's stream, between its kernels, and return 
 ranks the same bits. It is the GPU that waits for a peer, not the host, so there is no time limit here: `abort`, which another thread may
 call, ends the operations under way. NVLink multicast (NVLS) stays switched off unless the environment enables it.
 
+ncclCommAbort tells kernels to end, and then waits: for the work before them on the stream, for the end of all graphs that have captured
+operations, and for connections that peers have to its proxy. So it has a thread of its own here, and `close` waits for this thread for
+a limited time. ncclCommDestroy, which would wait for the peers' operations too, is never called.
+
 The bindings take addresses, as C does. Their larger interface, nccl.core, would look for PyTorch and CuPy at every call.
 
-Source: NVIDIA, "NCCL User Guide", Collective Communication Functions, Point To Point Communication Functions, Fault Tolerance.
+Source: NVIDIA, "NCCL User Guide", Collective Communication Functions, Point To Point Communication Functions, Fault Tolerance; its
+src/init.cc, commDestroySync, and src/proxy.cc, ncclProxyService.
 """
 
 import contextlib
 import os
+import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +27,7 @@ import numpy as np
 from minllm.errors import InvalidOptionError, KernelArgumentError
 from minllm.kernels.arguments import is_contiguous
 from minllm.parallel.communicator import CommunicationError, Communicator
+from minllm.parallel.let_go import LIMIT_S
 from minllm.runtime.array_protocol import Array
 
 NVLS = "NCCL_NVLS_ENABLE"
@@ -46,6 +54,7 @@ class NcclCommunicator:
         """Connect to the other ranks, which pass the same unique_id. stream: the driver's handle. library: the bindings."""
         self.rank, self.world_size, self.stream = rank, world_size, stream
         self._nccl = bindings() if library is None else library
+        self._lock, self._closing = threading.Lock(), None  # the thread that closes it
         with self._explained("connect"):
             self._handle = self._nccl.comm_init_rank_scalable(world_size, rank, 1, bytearray(unique_id), 0)
 
@@ -96,22 +105,34 @@ class NcclCommunicator:
     def barrier(self) -> None:
         """Does nothing: operations on one stream have the same order on all ranks, and events report completion."""
 
-    def abort(self) -> None:
-        """End the operations under way, leaving their results undefined, and close. Another thread may call it."""
-        self._end("comm_abort")
+    def abort(self) -> threading.Thread:
+        """End the operations under way, leaving their results undefined, and begin to close. Any thread may call it.
 
-    def close(self) -> None:
-        """Wait for the operations under way, and release memory and links. All ranks must call it. Calling it again does nothing."""
-        self._end("comm_destroy")
+        Returns at once, with the thread that closes.
+        """
+        with self._lock:
+            if self._closing is None:
+                self._closing = threading.Thread(target=self._end, daemon=True)
+                self._closing.start()
+            return self._closing
 
-    def _end(self, function: str) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            with contextlib.suppress(Exception):  # the ranks are ending; the first error has been reported
-                getattr(self._nccl, function)(handle)
+    def close(self, limit_s: float = LIMIT_S) -> None:
+        """End the operations under way, and release memory and links. After limit_s it warns, and NCCL goes on in its thread."""
+        closing = self.abort()
+        closing.join(limit_s)
+        if closing.is_alive():
+            warnings.warn(
+                f"NCCL has not closed the links of rank {self.rank} within {limit_s:g} s: some memory of its GPU may be in use until this "
+                "process ends.",
+                stacklevel=2,
+            )
+
+    def _end(self) -> None:
+        with contextlib.suppress(Exception):  # the ranks are ending; the first error has been reported
+            self._nccl.comm_abort(self._handle)
 
     def _address(self, array: Array) -> int:
-        if self._handle is None:
+        if self._closing is not None:
             raise CommunicationError("This communicator is closed.")
         if not is_contiguous(array):
             raise KernelArgumentError(f"ranks exchange C-contiguous arrays, and one of strides {array.strides} was given: copy it first")

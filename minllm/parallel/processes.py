@@ -9,6 +9,7 @@ thread of rank 0 watches the reports: when a rank ends, it ends all others, and 
 """
 
 import contextlib
+import functools
 import itertools
 import mmap
 import os
@@ -50,7 +51,7 @@ class Rank(NamedTuple):
     rank: int
     world_size: int
     host: SocketCommunicator  # for NumPy arrays
-    at_failure: list[Callable[[], None]]  # functions that another thread of this process calls when a rank has ended
+    at_failure: list[Callable[[], Any]]  # functions that another thread of this process calls when a rank has ended
     channel: Connection | None = None  # to rank 0; None on rank 0
     own_gpu: int | None = None  # None: the rank's number
 
@@ -182,7 +183,7 @@ class Watched:
 
     def __init__(self, children: list[subprocess.Popen], reports: dict[int, Connection]):
         self.children, self.reports, self.failure = children, reports, None
-        self.at_failure: list[Callable[[], None]] = []
+        self.at_failure: list[Callable[[], Any]] = [functools.partial(end_children, children)]
 
     def watch(self) -> None:
         """Wait until a rank ends, record the reason, and end all others."""

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+ENDED_S = 10.0  # the longest wait for a killed process
 CODE = """
 import sys
 sys.path[:] = sys.argv[2:]
@@ -50,7 +51,8 @@ def end_children(children: list[subprocess.Popen]) -> None:
     for child in children:
         with contextlib.suppress(OSError):
             child.stdin.close()
-        child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # in a driver that does not return
+            child.wait(ENDED_S)
 
 
 def receive_task() -> bytes:

@@ -3,8 +3,18 @@
 import subprocess
 import sys
 
-from minllm.parallel.let_go import EXIT_CODE, let_go
+import pytest
 
+from minllm.parallel.let_go import EXIT_CODE, left_at_failure, let_go
+
+CONNECTING = """
+import threading
+from minllm.parallel.let_go import left_at_failure, let_go
+at_failure = []
+with left_at_failure(at_failure):
+    threading.Thread(target=let_go, args=(at_failure, "Rank 1 has failed: the cause", 0.1)).start()
+    threading.Event().wait()
+"""
 STUCK = """
 import threading
 from minllm.parallel.let_go import let_go
@@ -13,10 +23,18 @@ print("not reached")
 """
 
 
-def test_a_link_that_does_not_close_shows_the_reason_and_ends_the_process():
-    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("program", [STUCK, CONNECTING], ids=["abort", "connect"])
+def test_a_wait_that_does_not_end_shows_the_reason_and_ends_the_process(program):
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ended.returncode == EXIT_CODE and not ended.stdout
-    assert ended.stderr.startswith("Rank 1 has failed: the cause\nThe links to the other ranks did not close within 0.1 s")
+    assert ended.stderr.startswith("Rank 1 has failed: the cause\nThis rank has not stopped waiting for the others within 0.1 s")
+
+
+def test_a_context_that_is_left_is_waited_for_no_more():
+    at_failure = []
+    with left_at_failure(at_failure):
+        pass
+    let_go(at_failure, "the reason", limit_s=60)
 
 
 def test_links_are_closed_in_their_order_and_an_error_stops_none(capsys):

@@ -78,12 +78,14 @@ class Engine:
         return Grammars(self.tokenizer, self.model.config.vocab_size, self.eos_token_ids, self.runner.chooses_late)
 
     def close(self) -> None:
-        """Drop the graphs, and end the other ranks."""
+        """Drop the graphs, end the other ranks, and close the links to them: in this order, as NCCL waits for both (parallel/nccl.py)."""
+        ops: Any = self.ops  # a rank's
         try:
             self.runner.close()
         finally:
             if self.processes is not None:
                 self.processes.close()
+                ops.disconnect()
 
 
 class Memory(NamedTuple):

@@ -87,11 +87,11 @@ class RankRunner(ModelRunner):
         return nullcontext()
 
     def close(self) -> None:
-        """Wait for the launched steps, drop the graphs, then the links: NCCL's communicator must outlive graphs that use it."""
+        """Wait for the launched steps, and drop the graphs."""
         self.machine.use_in_this_thread()
-        self.ops.finish()
+        with self.watching():
+            self.ops.finish()
         super().close()
-        self.ops.disconnect()
 
     def _process(self, logits: Array, sequence: Sequence) -> np.ndarray:
         """Apply the sequence's logits processors on rank 0, and send the result to all ranks. Returns the unprocessed logits."""
@@ -152,10 +152,10 @@ class LeadingRunner(RankRunner):
         return nullcontext() if self.watchdog is None else self.watchdog.watching()
 
     def close(self) -> None:
-        """Stop the watchdog, then close as RankRunner does."""
+        """Close as RankRunner does, then stop the watchdog."""
+        super().close()
         if self.watchdog is not None:
             self.watchdog.close()
-        super().close()
 
     def execute(self, step: Step) -> Many[Pending]:
         """Publish a step and launch it."""

@@ -89,7 +89,8 @@ class RankShare:
         if self.grid.pipeline > 1:
             ops.communicator = NcclCommunicator.connect(self.stage_host, ops.stream)
             ops.links.append(ops.communicator)
-        self.rank.at_failure.extend(link.abort for link in ops.links)
+        self.rank.at_failure[:0] = [link.abort for link in ops.links]
+        self.rank.at_failure.extend([current_device, ops.finish])  # then nothing waits for a peer any more
         name = ops.variants.get("all_reduce", DEFAULT)
         if self.grid.tensor > 1 and name != LIBRARY:
             ops.communicator = self._with_peers(ops.communicator, name, ops.stream)
@@ -109,7 +110,7 @@ class RankShare:
         from minllm.runtime.graph import is_capturing
 
         communicator = PeerCommunicator(library, found, name, lambda launch: launch.launch(stream), is_capturing)
-        self.rank.at_failure.insert(0, communicator.abort)  # NCCL's abort waits for the kernels before its own on the stream
+        self.rank.at_failure.insert(0, communicator.abort)
         return communicator
 
     def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:
