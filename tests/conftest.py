@@ -15,6 +15,7 @@ from minllm.machine.numba_cuda import HAS_NUMBA_CUDA
 from minllm.sim import detecting
 from minllm.sim.engines import launches
 from minllm.sim.lanes.engine import UNFORESEEN
+from tests import forked_python as forks
 from tests.covering import left_out, without_detectors
 
 HERE = Path(__file__).parent
@@ -69,8 +70,16 @@ def pytest_collection_finish(session):
 
 def pytest_sessionfinish(session):
     """pytest collects garbage five times at the end, a second each: once is enough to find objects whose finalisers fail."""
+    forks.end_server()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def forked_python():
+    """Children that are this Python need not start: they are forks of a server (tests/forked_python.py)."""
+    with forks.forked_python():
+        yield
 
 
 @pytest.fixture

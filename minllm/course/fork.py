@@ -7,6 +7,9 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
 
 
 class Fork:
@@ -21,7 +24,7 @@ class Fork:
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork has none of this process's other threads
             self.child = os.fork()
         if self.child == 0:
-            run_and_exit(module, *arguments)
+            run_and_exit(partial(sys.modules[module].main, *arguments), [module, *arguments])
 
     def __enter__(self) -> "Fork":
         return self
@@ -41,17 +44,19 @@ class Fork:
             os.kill(self.child, signal.SIGKILL)
 
 
-def run_and_exit(module: str, *arguments: str) -> None:
-    """What Python does for `-m MODULE ARGUMENT...`, up to the end of the process."""
+def run_and_exit(main: Callable[[], object], argv: list[str]) -> NoReturn:
+    """What Python does with a program in a fork that has not run one, up to the end of the process."""
     code = 1
     try:
         atexit._clear()  # drops the parent's functions; what the module registers runs at the end
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = [module, *arguments]
-        sys.modules[module].main(*arguments)
+        sys.argv = argv
+        main()
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if not isinstance(stop.code, int | None):
+            print(stop.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -17,6 +17,7 @@ from tests.parallel.test_rendezvous import free_port
 
 END_S = 60.0
 ONE_THREAD = dict(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MINLLM_RENDEZVOUS_SECONDS="30")
+pytestmark = pytest.mark.usefixtures("forked_python")
 
 
 @pytest.fixture(scope="module")

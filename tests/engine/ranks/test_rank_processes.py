@@ -16,6 +16,7 @@ from minllm.errors import InvalidOptionError, InvalidRequestError
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.parallel.processes import RankError
 from tests.engine.ranks.models import save_model_of_eight_heads
+from tests.forked_python import forked_python
 
 RANKS = {  # (tensor parallel, pipeline parallel); with four tensor ranks two hold each KV head
     "2 ranks": (2, 1), "4 ranks": (4, 1), "2 stages of 2 ranks": (2, 2),
@@ -23,6 +24,7 @@ RANKS = {  # (tensor parallel, pipeline parallel); with four tensor ranks two ho
 OPTIONS = dict(device="cpu", max_model_len=96, max_num_seqs=4, max_num_batched_tokens=24, block_size=8)
 PROMPTS = [[5, 6, 7], [11] * 40, [2, 3], [900, 17, 17, 17, 55], list(range(60, 90))]  # 40 and 30 tokens take several chunks
 REPEATS = [[7, 8, 9] * 6, [1, 2] * 8]
+pytestmark = pytest.mark.usefixtures("forked_python")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,7 @@ def both(request, directory):
     blocks = 12  # one sequence at its longest, so that several are preempted
     (tensor, pipeline), bytes_per_block = request.param, 2 * 4 * 8 * 32 * 4  # of one KV head
     with (
+        forked_python(),
         LLM(directory, **dict(options, kv_cache_memory_bytes=2 * blocks * bytes_per_block)) as alone,
         LLM(directory, **dict(options, kv_cache_memory_bytes=blocks * bytes_per_block // pipeline), tensor_parallel_size=tensor,
             pipeline_parallel_size=pipeline) as ranks,
