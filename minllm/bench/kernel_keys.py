@@ -56,8 +56,7 @@ OF_CODES = ("kv/quantize_groups", "kv/move_window", "attention/residual_window")
 QUANTIZED = {
     "gemv": {"int4": "int4_gemv", "nf4": "nf4_gemv", "int8": "int8_gemv", "fp8": "fp8_gemv", "fp8_block": "fp8_block_gemv",
              "Q8_0": "int8_group_gemv"},
-    "tensor_core_gemv": {name: f"tensor_core_gemv/{name}" for name in ("int4", "nf4", "int8", "fp8")},
-    "batched_gemv": {"int4": "batched_gemv/int4", "Q4_1": "batched_gemv/int4", "nf4": "batched_gemv/nf4"},
+    "tensor_core_gemv": {**{name: f"tensor_core_gemv/{name}" for name in ("int4", "nf4", "int8", "fp8")}, "Q4_1": "tensor_core_gemv/int4"},
     "flat": {"int8": "flat/wgmma/int8", "fp8": "flat/wgmma/float8_e4m3fn"},
     "wgmma": {"int4": "mixed_input_int4", "Q4_1": "mixed_input_int4", "nf4": "mixed_input_nf4", "Q8_0": "mixed_input_int8",
               "int8": "wgmma/int8", "fp8": "wgmma/float8_e4m3fn", "fp8_block": "fp8_block_wgmma"},

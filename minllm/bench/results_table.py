@@ -30,7 +30,7 @@ SHORT = (
     ("matmul", "8x6144x4096", "flat", "8 rows x 6144x4096 (`flat`)"),
     ("matmul", "1x4096x14336", "gemv", "one row x 4096x14336 (`gemv`)"),
     ("matmul, quantised", f"2048 rows x {GATE_AND_UP}, fp8", "wgmma", "2048 rows x 28672x4096 in fp8 (`wgmma`)"),
-    ("matmul, quantised", f"16 rows x {GATE_AND_UP}, {INT4}", "batched_gemv", "16 rows x 28672x4096 in int4 (`batched_gemv`)"),
+    ("matmul, quantised", f"16 rows x {GATE_AND_UP}, {INT4}", "tensor_core_gemv", "16 rows x 28672x4096 in int4 (`tensor_core_gemv`)"),
     ("matmul, quantised", f"1 row x {GATE_AND_UP}, {INT4}", "tensor_core_gemv", "one row x 28672x4096 in int4 (`tensor_core_gemv`)"),
     ("prefill attention", f"16x512, {HEADS}", "flash_attention_3", "prefill attention 16x512 (`flash_attention_3`)"),
     ("prefill attention", f"4x4096, {HEADS}", "flash_attention_3", "prefill attention 4x4096 (`flash_attention_3`)"),

@@ -21,7 +21,7 @@ WARM_UP, REPLAYS = 3, 15
 PRODUCTS = ("qkv projection", "output projection", "MLP up projection", "MLP down projection")
 PRODUCTS_WITH_EXPERTS = ("qkv projection", "output projection", "router", "expert up projections", "expert down projections")
 # Beginnings of the names of their kernels.
-GEMMS = ("matmul", "normed_router", "gate_up_gemv", "down_gemv", "grouped_gemm", "tensor_core_gemv", "batched_gemv", "mixed_input")
+GEMMS = ("matmul", "normed_router", "gate_up_gemv", "down_gemv", "grouped_gemm", "tensor_core_gemv", "mixed_input")
 
 
 class StepParts(NamedTuple):

@@ -1,7 +1,7 @@
 """The GEMVs and GEMMs of quantised weights, and which of them is chosen for how many rows of x.
 
-one row    int4, NF4, int8 and fp8: a GEMV on tensor cores, from compute capability 8.0 (fp8: 8.9) on
-few rows   int4 and NF4 on Hopper: the batched GEMV for 2 to 8 rows, or to 16 with groups of 128 or more
+one row    int4, NF4, int8 and fp8: the GEMV on tensor cores, from compute capability 8.0 (fp8: 8.9) on
+few rows   int4 and NF4 on Hopper: the same for 2 to 8 rows, or to 16 with groups of 128 or more
 W8A8       on Hopper a flat GEMM over the codes, then a wgmma GEMM; elsewhere a GEMV for up to 8 rows, then the widened matrix
 fp8_block  a GEMV for one row; on Hopper a wgmma GEMM over the codes for more; elsewhere the GEMV for up to 8 rows, then the widened matrix
 others     on Hopper the mixed-input GEMM beyond that; elsewhere a GEMV for up to 8 rows, then the widened matrix
@@ -17,7 +17,6 @@ from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.arguments import rows_begin_on
 from minllm.kernels.matmul.arguments import HALF_DTYPES, MOST_ROWS_OF_FLAT, MOST_ROWS_OF_GEMV
 from minllm.kernels.matmul.quantized import fp8, fp8_block, fp8_block_wgmma, group_gemv, int4, int8, tensor_core
-from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.many_rows import make_dequantized, make_widened, widened_matrix, widened_matrix_and_sums
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.row_groups import quantize_row_groups
@@ -35,10 +34,9 @@ from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import HOPPER, current_device
 from minllm.weights.format import LinearKernels
 
-GEMV, WIDENED, FLAT, WGMMA = "gemv", "widened", "flat", "wgmma"
-TENSOR_CORE_GEMV, BATCHED_GEMV = "tensor_core_gemv", "batched_gemv"
-FEWEST_ROWS_OF_TILES = 2  # fewest rows of x for which tiles are decoded for tensor cores, if the batched GEMV is not chosen
-MOST_ROWS_OF_SHORT_GROUPS = 8  # most rows of x for the batched GEMV with groups of fewer inputs than a step
+GEMV, WIDENED, FLAT, WGMMA, TENSOR_CORE_GEMV = "gemv", "widened", "flat", "wgmma", "tensor_core_gemv"
+FEWEST_ROWS_OF_TILES = 2  # fewest rows of x for which tiles are decoded for tensor cores, if the GEMV on tensor cores is not chosen
+MOST_ROWS_OF_SHORT_GROUPS = 8  # most rows of x for the GEMV on tensor cores with groups of fewer inputs than a step
 MOST_ROWS_OF_FLAT_CODES = 64  # most rows of x for the flat GEMM over codes; at 256 wgmma is faster for every weight
 
 
@@ -68,14 +66,10 @@ def choose_w8a8(found: Format, x: Array, weight: Any) -> str:
 
 
 def choose_four_bits(found: Format, x: Array, weight: Any) -> str:
-    """The variant of int4 or NF4; on Hopper the batched GEMV, which splits K over a cluster, or the mixed-input GEMM."""
-    if suits_tensor_cores(found, x, weight):
-        return TENSOR_CORE_GEMV
+    """The variant of int4 or NF4; on Hopper the GEMV on tensor cores for few rows, then the mixed-input GEMM."""
     has_long_groups = x.shape[1] // gemm.scale_arrays(weight)[0].shape[0] >= INPUTS
-    few = x.shape[0] <= (batched_gemv.MOST_ROWS if has_long_groups else MOST_ROWS_OF_SHORT_GROUPS)
-    if few and on_hopper(weight.codes) and batched_gemv.fits(found, x, weight):
-        return BATCHED_GEMV
-    return choose_mixed_input(x, weight)
+    few = x.shape[0] <= (tensor_core_gemv.MOST_ROWS if has_long_groups else MOST_ROWS_OF_SHORT_GROUPS)
+    return TENSOR_CORE_GEMV if few and suits_tensor_cores(found, x, weight) else choose_mixed_input(x, weight)
 
 
 def choose_mixed_input(x: Array, weight: Any) -> str:
@@ -112,7 +106,7 @@ def fits_normed(found: Format, x: Array, weight: Any) -> bool:
 
     x * norm is rounded before the division by the root mean square. Large activations would overflow float16, but not codes.
     """
-    return tensor_core_gemv.fits(found, x, weight) and (found.codes is not None or x.dtype != np.float16)
+    return x.shape[0] == 1 and tensor_core_gemv.fits(found, x, weight) and (found.codes is not None or x.dtype != np.float16)
 
 
 def of_one_row(found: Format) -> dict[str, Any]:
@@ -147,14 +141,12 @@ def w8a8(found: Format, gemv: Callable, widen: Callable) -> LinearKernels:
 def four_bits(found: Format, gemv: Callable, dequantize: Callable) -> LinearKernels:
     """The kernels of int4 or NF4."""
     fused, tiles = of_one_row(found), gemm.make_gemm(found)
-    several = {WIDENED: make_dequantized(dequantize), WGMMA: tiles, BATCHED_GEMV: batched_gemv.make_gemv(found)}
-    gated = {WGMMA: gemm.make_gated_gemm(found), BATCHED_GEMV: batched_gemv.make_gated_gemv(found), TENSOR_CORE_GEMV: fused["normed_gated"]}
     return LinearKernels(
-        variants={GEMV: gemv, **several, TENSOR_CORE_GEMV: fused["normed_linear"]},
+        variants={GEMV: gemv, WIDENED: make_dequantized(dequantize), WGMMA: tiles, TENSOR_CORE_GEMV: fused["normed_linear"]},
         choose=partial(choose_four_bits, found),
-        most_rows={GEMV: MOST_ROWS_OF_GEMV, BATCHED_GEMV: batched_gemv.MOST_ROWS, TENSOR_CORE_GEMV: 1},
+        most_rows={GEMV: MOST_ROWS_OF_GEMV, TENSOR_CORE_GEMV: tensor_core_gemv.MOST_ROWS},
         workspaces={WIDENED: widened_matrix},
-        gated=partial(gated_mixed_input, gated),
+        gated=partial(gated_mixed_input, {WGMMA: gemm.make_gated_gemm(found), TENSOR_CORE_GEMV: fused["normed_gated"]}),
         **fused,
     )
 

@@ -36,8 +36,8 @@ def tiny_rows():
 TINY_CASES = [*map(case_of, tiny_rows())]
 TINY_CASES += [case_of(quantized_row(*one)) for one in (
     ("bfloat16", "chosen", 2, 24, 64), ("fp8", "flat", 2, 16, 64), ("int8", "wgmma", 18, 24, 64),
-    *((form, "batched_gemv", 3, 40, 256) for form in ("int4/128", "nf4/nested")),
-    *((form, "batched_gemv", 2, 24, 128) for form in ("int4/32", "int4/32_minimums")),
+    *((form, "tensor_core_gemv", 3, 40, 256) for form in ("int4/128", "nf4/nested")),
+    *((form, "tensor_core_gemv", 2, 24, 128) for form in ("int4/32", "int4/32_minimums")),
     ("int4/32", "int4_naive", 1, 16, 64),
     *((form, "tensor_core_gemv", 1, 24, 128) for form in ("int8", "int4/128", "nf4/nested")),
     ("fp8_block", "gemv", 1, 384, 128),  # more rows than are different

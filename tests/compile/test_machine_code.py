@@ -36,7 +36,7 @@ COMPILED_BY_OTHERS = {
     *(f"matmul/wgmma/{name}/bfloat16" for name in ("128x256/cluster", "128x256/silu", "bias", "64x96/cluster/early")),
     *(f"matmul/{name}/bfloat16" for name in ("tensor_core/128x256", "warpgroup/pairs", "warp_specialized/pairs")),
     "matmul/mixed_input_int4/128x64/32_minimums/bfloat16",
-    *(f"matmul/{name}/bfloat16" for name in ("int4_gemv/1/128", "batched_gemv/int4/128/8x6144x4096")),
+    *(f"matmul/{name}/bfloat16" for name in ("int4_gemv/1/128", "tensor_core_gemv/int4/128/8x6144x4096")),
     "attention/flash_attention_3/128/128x128/paged/bfloat16",
     "attention/flash_attention_3_float8/fp8_e4m3/128/128x160/paged/bfloat16",
 }

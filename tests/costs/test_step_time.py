@@ -27,11 +27,11 @@ from minllm.costs.step_time import (
     step_ratio,
 )
 from minllm.kernels.experts.gather_gemv import MOST_TOKENS
-from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
+from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
 from minllm.machine.hardware import gpu_named
 from minllm.models.shapes import named_config
 from minllm.weights.formats import WEIGHT_FORMATS
-from minllm.weights.quantized_kernels import BATCHED_GEMV, MOST_ROWS_OF_FLAT_CODES, MOST_ROWS_OF_SHORT_GROUPS, TENSOR_CORE_GEMV
+from minllm.weights.quantized_kernels import MOST_ROWS_OF_FLAT_CODES, MOST_ROWS_OF_SHORT_GROUPS, TENSOR_CORE_GEMV
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 PRODUCT = re.compile(r"(\d+) rows? x (\d+)x(\d+), (bfloat16|fp8|int8|nf4|int4 in groups of 32|int4 in groups of 128)$")
@@ -54,8 +54,7 @@ def chosen_variant(name, rows):
     if name not in DECODING:
         of_codes = "flat" if rows <= MOST_ROWS_OF_FLAT_CODES else "wgmma"
         return "chosen" if name == "bfloat16" else TENSOR_CORE_GEMV if rows == 1 else of_codes
-    of_codes = BATCHED_GEMV if rows <= DECODING[name].column_rows else "wgmma"
-    return TENSOR_CORE_GEMV if rows == 1 else of_codes
+    return TENSOR_CORE_GEMV if rows <= DECODING[name].column_rows else "wgmma"
 
 
 def recorded_layers(rows):
@@ -135,9 +134,9 @@ def test_the_kernels_that_experts_add():
     assert [kernels_of(name, 1, shared, PLAIN) for name in stages] == [1, 1, 0, 0, 0, 2]
 
 
-def test_columns_are_filled_by_the_rows_that_take_the_batched_gemv():
+def test_columns_are_filled_by_the_rows_that_take_the_gemv_on_tensor_cores():
     assert {name: decoding.column_rows for name, decoding in DECODING.items()} == {
-        "int4_g128": batched_gemv.MOST_ROWS, "int4": MOST_ROWS_OF_SHORT_GROUPS, "nf4": MOST_ROWS_OF_SHORT_GROUPS,
+        "int4_g128": tensor_core_gemv.MOST_ROWS, "int4": MOST_ROWS_OF_SHORT_GROUPS, "nf4": MOST_ROWS_OF_SHORT_GROUPS,
     }  # fmt: skip
 
 

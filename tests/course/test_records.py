@@ -156,10 +156,10 @@ def test_a_row_of_a_model_with_experts_covers_their_kernels():
 
 def test_quantised_weights_have_kernels_of_their_own():
     case = "16 rows x 6144x4096, int4 in groups of 128"
-    assert rooms_of("matmul, quantised", "batched_gemv", case) == ("matmul/batched_gemv/int4",)
+    assert rooms_of("matmul, quantised", "tensor_core_gemv", case) == ("matmul/tensor_core_gemv/int4",)
     assert rooms_of("matmul, quantised", "wgmma", "1 row x 8x8, fp8") == ("matmul/wgmma/float8_e4m3fn",)
     assert engine_of("graph replay", "llama-3.1-8b (random weights in int4_g128), batch 1") == Engine(weight_format="int4")
     assert engine_of("graph replay", "llama-3.1-8b (random weights in bfloat16), batch 1") == Engine()
     plain, int4, int8 = ({n for n in machine_code() if launched_by(Engine(weight_format=one), n)} for one in ("", "int4", "int8"))
-    assert plain < int4 and any("batched_gemv/int4" in name for name in int4) and not any("nf4" in name for name in int4)
+    assert plain < int4 and any("tensor_core_gemv/int4" in name for name in int4) and not any("nf4" in name for name in int4)
     assert any("flat/wgmma/int8" in name for name in int8) and not any(name.startswith("kv/") for name in int8 - plain)

@@ -11,8 +11,8 @@ from minllm.weights.linear import Linear
 from tests.kernels.guarded import BFLOAT16, FLOAT32, bits, random
 from tests.kernels.launches import result
 
-BATCHED = [
-    quantized_product("batched_gemv", form, m, n, k, bias=True, distinct=256)
+SEVERAL_ROWS = [
+    quantized_product("tensor_core_gemv", form, m, n, k, bias=True, distinct=256)
     for form, n, k in (("int4/128", 6144, 4096), ("nf4/not_nested", 1003, 2176))
     for m in (2, 8, 13, 16)
 ]
@@ -25,8 +25,8 @@ def hopper():
         pytest.skip("no GPU of compute capability 9.0: wgmma is Hopper's alone")
 
 
-@pytest.mark.parametrize("launch", BATCHED, ids=str)
-def test_batched_gemv_gives_the_same_bits_in_every_run(launch, device, hopper):
+@pytest.mark.parametrize("launch", SEVERAL_ROWS, ids=str)
+def test_several_rows_give_the_same_bits_in_every_run(launch, device, hopper):
     first, again = (result(launch, device) for _ in range(2))
     np.testing.assert_array_equal(bits(first), bits(again))
 

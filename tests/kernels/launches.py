@@ -9,15 +9,13 @@ import numpy as np
 
 from minllm.catalogue.launch import on_device
 from minllm.catalogue.noise import LENGTH, SHORT, Noise
-from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
-from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import TensorCoreGemvTiling
 from tests.kernels.guarded import HALF_STEP, SLACK, Guarded, assert_close, bits
 
 LARGE = 1000  # a size with many tiles
 COUNTS = ("m", "tokens", "heads", "kv_heads", "sliding_window", "window")  # sizes that nothing reads in vectors
-ON_FEW_SMS = {TensorCoreGemvTiling: tensor_core_gemv, BatchedGemvTiling: batched_gemv}
+ON_FEW_SMS = {TensorCoreGemvTiling: tensor_core_gemv}
 
 
 class HostOps:

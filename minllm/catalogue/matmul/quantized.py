@@ -22,9 +22,8 @@ from minllm.kernels.matmul.ladder.int4_naive import int4_naive
 from minllm.kernels.matmul.quantized import fp8, fp8_block, group_gemv, int4, int8
 from minllm.kernels.matmul.quantized import row_groups as row_groups_of_x
 from minllm.kernels.matmul.quantized import rows as rows_of_x
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
 from minllm.kernels.matmul.quantized.mixed_input.tiling import MixedInputTiling
-from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import TensorCoreGemvTiling
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 from minllm.kernels.quantization.fp8 import E4M3
 from minllm.kernels.quantization.fp8_block import quantize_row_groups
@@ -167,7 +166,7 @@ def rounded(values, dtype):
 def numbers_of_weight(weight, form, variant, dtype):
     """The weight's numbers as float64: tensor cores multiply tables, scales and products rounded to x's dtype."""
     found = FORMATS[form]
-    if family(form) == "nf4" and variant in ("tensor_core_gemv", "batched_gemv", "wgmma"):
+    if family(form) == "nf4" and variant in ("tensor_core_gemv", "wgmma"):
         weight = weight._replace(table=rounded(weight.table, dtype))
     if variant != "wgmma" or family(form) not in MIXED:
         return found.dequantize(weight).astype(np.float64)
@@ -288,7 +287,7 @@ def quantized_product(
     def moved(weight, **arrays):
         return product_moved(variant, family(form), m, rows, k, dtype.itemsize, tiling, gated, weight, arrays) if exact else {}
 
-    slack, lost = SLACK.get(form, 5e-6 if variant == "batched_gemv" else 2e-5), 0
+    slack, lost = SLACK.get(form, 2e-5), 0
     if form.startswith("fp8") and variant in ("flat", "wgmma"):
         lost = LOST_PER_STEP * (k if form == "fp8" else FP8_BLOCK) / STEP_OF_FP8
     rows_of = ("out", "x") if residual is not True else ("out", "x", "residual")
@@ -333,7 +332,10 @@ def small():
     yield from each(quantize_rows, [(3, 300)], form=("int8", "fp8", "fp8_block"), dtype=DTYPES, numbers=[False, True])
     for form in ("fp8_block", "int8_groups", "int4/64_zeros", "nf4/nested"):
         yield dequantize(form, 5, 192)
-    exact, one = dict(exact=True), TensorCoreGemvTiling(warps=2, splits=2, unroll=1, blocks=2, per_sm=1)  # a tile of 16 rows a block
+    exact, one = (
+        dict(exact=True),
+        TensorCoreGemvTiling(warps=2, splits=2, cluster=1, unroll=1, tokens=1, blocks=1),
+    )  # a tile of 16 rows a block
     for form in W8A8:
         yield quantized_product("widened", form, 3, 5, 24, FLOAT32, **exact)
     for form in (*W8A8, "fp8_block", "int8_groups"):
@@ -346,10 +348,10 @@ def small():
     for form in ("int4/128", "nf4/nested"):
         yield quantized_product("wgmma", form, 8, 128, 128, **exact, tiling=MixedInputTiling(warpgroups=1, tokens=8, stages=2))
     yield quantized_product("tensor_core_gemv", "int4/64_zeros", 1, 32, 256, bias=True, norm=True, residual=True, **exact, tiling=one)
-    yield quantized_product("tensor_core_gemv", "nf4/nested", 1, 32, 256, **exact, tiling=TensorCoreGemvTiling(1, 1, 2, 2, 1))
+    yield quantized_product("tensor_core_gemv", "nf4/nested", 1, 32, 256, **exact, tiling=TensorCoreGemvTiling(1, 1, 1, 2, 1, 1))
     yield quantized_product("tensor_core_gemv", "int8", 1, 16, 128, gated=True, norm=True, **exact, tiling=one)
     yield quantized_qkv("fp8", 2, 1, 8, 128, bias=True, **exact, tiling=one)
     yield quantized_qkv("int8", 2, 1, 8, 128, tiling=one)
-    batched = BatchedGemvTiling(warps=2, splits=2, cluster=2, unroll=1, tokens=8)  # a step for each of a tile's four warps
-    yield quantized_product("batched_gemv", "int4/64_zeros", 3, 32, 512, bias=True, **exact, tiling=batched)
-    yield quantized_product("batched_gemv", "nf4/nested", 2, 16, 256, **exact, tiling=BatchedGemvTiling(1, 1, 2, 1, 8))
+    several = TensorCoreGemvTiling(warps=2, splits=2, cluster=2, unroll=1, tokens=8)  # a step for each of a tile's four warps
+    yield quantized_product("tensor_core_gemv", "int4/64_zeros", 3, 32, 512, bias=True, **exact, tiling=several)
+    yield quantized_product("tensor_core_gemv", "nf4/nested", 2, 16, 256, **exact, tiling=TensorCoreGemvTiling(1, 1, 2, 1, 8))

@@ -17,9 +17,8 @@ from minllm.catalogue.matmul.quantized import (
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32, longest_short_rows
 from minllm.kernels.matmul.arguments import HALF_DTYPES
 from minllm.kernels.matmul.quantized import fp8_block_wgmma
-from minllm.kernels.matmul.quantized.batched_gemv.gemv import choose_tiling as choose_batched_tiling
 from minllm.kernels.matmul.quantized.rows import WORDS
-from minllm.kernels.matmul.quantized.tensor_core_gemv import gemv as tensor_core_gemv
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import choose_tiling
 from minllm.kernels.matmul.wgmma.tiling import GATED_TILES, TILINGS
 
 CODE_DTYPES = {"float8_e4m3fn": "fp8", "int8": "int8"}
@@ -38,7 +37,7 @@ def compiled():
             yield from compiled_fp8_blocks()
         if dtype in HALF_DTYPES:
             yield from compiled_tensor_core_gemv(dtype)
-            yield from compiled_batched_gemv(dtype)
+            yield from compiled_tensor_core_gemv_of_rows(dtype)
 
 
 def gemv(form, m, dtype, variant="gemv"):
@@ -152,20 +151,20 @@ def compiled_tensor_core_gemv(dtype):
             options = dict(gated=True, norm=True) if outputs == "gated" else dict(residual=True)
             launch = quantized_product("tensor_core_gemv", form, 1, n // 2 if outputs == "gated" else n, k, dtype, **options)
         contains = ({"int8": "IMMA*", "fp8": "[HQ]MMA*"}.get(form, "HMMA*"), *LOADS)
-        blocks = tensor_core_gemv.choose_tiling(FORMATS[form].codec, n, k).blocks
+        blocks = choose_tiling(FORMATS[form].codec, 1, n, k).blocks
         name, spills = f"matmul/tensor_core_gemv/{form}/{outputs}/{n}x{k}/{dtype}", SPILLED.get(f"{form}/{outputs}/{k}", {})
         yield MachineCode(name, launch, blocks, contains, spills=spills, targets=targets_of(form))
 
 
-SPILLED_BY_BATCHED_GEMV = {"16x4096x14336/float16": 8}  # most bytes that a kernel of any format may spill
+SPILLED_BY_ROWS = {"16x4096x14336/float16": 8}  # most bytes that a kernel of any format may spill
 
 
-def compiled_batched_gemv(dtype):
-    """Batched GEMVs, Hopper only: 8 and 16 rows, the tilings chosen for the weights of an 8B model; a weight [28672, K] is gate and up."""
+def compiled_tensor_core_gemv_of_rows(dtype):
+    """The same for 8 and 16 rows, Hopper only; a weight [28672, K] is gate and up."""
     forms = ("int4/128", "int4/128_zeros", "int4/64", "int4/32_minimums", "nf4/nested", "nf4/not_nested")
     for form, m, (n, k) in itertools.product(forms, (8, 16), ((28672, 4096), (6144, 4096), (4096, 14336))):
         gated, shape = n == 28672, f"{m}x{n}x{k}/{dtype}"
-        launch = quantized_product("batched_gemv", form, m, n // 2 if gated else n, k, dtype, gated=gated, bias=not gated)
-        name, spills = f"matmul/batched_gemv/{form}/{'gated/' if gated else ''}{shape}", {(9, 0): SPILLED_BY_BATCHED_GEMV.get(shape, 0)}
-        blocks = choose_batched_tiling(m, n, k).blocks
+        launch = quantized_product("tensor_core_gemv", form, m, n // 2 if gated else n, k, dtype, gated=gated, bias=not gated)
+        name, spills = f"matmul/tensor_core_gemv/{form}/{'gated/' if gated else ''}{shape}", {(9, 0): SPILLED_BY_ROWS.get(shape, 0)}
+        blocks = choose_tiling(FORMATS[form].codec, m, n, k).blocks
         yield MachineCode(name, launch, blocks, ("HMMA*", *LOADS, "STAS*"), spills=spills, targets=HOPPER)

@@ -29,8 +29,8 @@ OF_THE_RECORD = (28672, 4096)
 RECORDED = {  # format -> rows of x -> the variant that engines choose for the matrix OF_THE_RECORD
     "bfloat16": dict.fromkeys((1, 16, 64, 256, 2048), "chosen"),
     **dict.fromkeys(("fp8", "int8"), {1: "tensor_core_gemv", 16: "flat", 64: "flat", 256: "wgmma", 2048: "wgmma"}),
-    "int4/128": {1: "tensor_core_gemv", 16: "batched_gemv", **dict.fromkeys((64, 256, 2048), "wgmma")},
-    "nf4/nested": {1: "tensor_core_gemv", 16: "batched_gemv", 64: "wgmma"},
+    "int4/128": {1: "tensor_core_gemv", 16: "tensor_core_gemv", **dict.fromkeys((64, 256, 2048), "wgmma")},
+    "nf4/nested": {1: "tensor_core_gemv", 16: "tensor_core_gemv", 64: "wgmma"},
     "int4/32": {1: "tensor_core_gemv"},
     "int8_groups": {1: "gemv"},
     "fp8_block": {1: "gemv"},
@@ -46,19 +46,20 @@ VARIANTS = {  # format -> rows of x -> variants to measure for tuning
         **dict.fromkeys((64, 2048), ("wgmma", "widened")),
     },
     "int4/128": {
-        1: ("gemv", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)), **dict.fromkeys((8, 16), ("batched_gemv", "wgmma")),
-        **dict.fromkeys((32, 64, 128), ("wgmma",)), **dict.fromkeys((256, 2048), ("widened", "wgmma")),
+        1: ("gemv", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("tensor_core_gemv",)),
+        **dict.fromkeys((8, 16), ("tensor_core_gemv", "wgmma")), **dict.fromkeys((32, 64, 128), ("wgmma",)),
+        **dict.fromkeys((256, 2048), ("widened", "wgmma")),
     },
     "int4/32": {
-        1: ("gemv", "int4_naive", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)),
-        **dict.fromkeys((8, 16), ("batched_gemv", "wgmma")), **dict.fromkeys((32, 64, 128, 256, 2048), ("wgmma",)),
+        1: ("gemv", "int4_naive", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("tensor_core_gemv",)),
+        **dict.fromkeys((8, 16), ("tensor_core_gemv", "wgmma")), **dict.fromkeys((32, 64, 128, 256, 2048), ("wgmma",)),
     },
     "nf4/nested": {
-        1: ("gemv", "wgmma", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("batched_gemv",)), 8: ("gemv", "batched_gemv", "wgmma"),
-        16: ("batched_gemv", "wgmma"), **dict.fromkeys((32, 64, 128), ("wgmma",)), **dict.fromkeys((256, 2048), ("wgmma", "widened")),
+        1: ("gemv", "wgmma", "tensor_core_gemv"), **dict.fromkeys((2, 4), ("tensor_core_gemv",)), 8: ("gemv", "tensor_core_gemv", "wgmma"),
+        16: ("tensor_core_gemv", "wgmma"), **dict.fromkeys((32, 64, 128), ("wgmma",)), **dict.fromkeys((256, 2048), ("wgmma", "widened")),
     },
     "int4/32_minimums": {
-        1: ("tensor_core_gemv",), **dict.fromkeys((2, 4, 8, 16), ("batched_gemv", "wgmma")), **dict.fromkeys((32, 64, 128), ("wgmma",)),
+        1: ("tensor_core_gemv",), **dict.fromkeys((2, 4, 8, 16), ("tensor_core_gemv", "wgmma")), **dict.fromkeys((32, 64, 128), ("wgmma",)),
         **dict.fromkeys((256, 2048), ("wgmma", "widened")),
     },
     "int8_groups": {

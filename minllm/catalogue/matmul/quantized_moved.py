@@ -64,10 +64,10 @@ def product_moved(variant, family, m, n, k, b, tiling, gated, weight, arrays):
         asked = dict(sums=4 * m * n, x_scales=4 * m * n, scales=4 * m * n, out=m * n * b)
         scaled = Moved(asked, dict(x_scales=4 * m, scales=4 * n))
         return {f"widen_{family}_kernel": widened_moved(family, n, k, b, weight), "scale_sums_kernel": scaled}
+    if variant == "tensor_core_gemv" and tiling.tokens == 1:
+        return one_row_moved(family, n, k, b, tiling, gated, weight, arrays)
     if variant == "tensor_core_gemv":
-        return tensor_core_gemv_moved(family, m, n, k, b, tiling, gated, weight, arrays)
-    if variant == "batched_gemv":
-        return batched_gemv_moved(family, m, n, k, b, tiling, weight)
+        return several_rows_moved(family, m, n, k, b, tiling, weight)
     if variant == "flat":  # each thread of the epilogue asks for the scales of its eight columns
         asked = dict(x_map=m * k * n // tiling.rows, weight_map=n * k, x_scales=4 * m * n // 8, scales=4 * m * n, out=m * n * b)
         return Moved(asked, dict(x_map=m * k, x_scales=4 * m, scales=4 * n), 2 * m * n * k)
@@ -120,7 +120,7 @@ def mixed_input_moved(family, m, n, k, b, tiling, weight):
     return Moved(in_weight(asked), in_weight(different), 2 * m * n * k)
 
 
-def tensor_core_gemv_moved(family, m, n, k, b, tiling, gated, weight, arrays):
+def one_row_moved(family, n, k, b, tiling, gated, weight, arrays):
     """Every block reads x and the norm.
 
     Each of a quad's lanes, in each of the warps that share a tile, loads what belongs to its two rows of weight or outputs; scales of rows
@@ -128,7 +128,7 @@ def tensor_core_gemv_moved(family, m, n, k, b, tiling, gated, weight, arrays):
     17 numbers; a warp has two steps in flight, and a lane loads what scales one of them: two codes of absmax, and a nested scale for each.
     """
     blocks, steps, lanes = n // 16, k // 128, QUAD * tiling.splits
-    asked, different = dict(x=m * k * b * blocks, codes=n * k if family == "int8" else n * k // 2), dict(x=m * k * b)
+    asked, different = dict(x=k * b * blocks, codes=n * k if family == "int8" else n * k // 2), dict(x=k * b)
     if "norm" in arrays:
         asked, different = asked | dict(norm=k * b * blocks), different | dict(norm=k * b)
     for name in {"bias", "residual"} & arrays.keys():
@@ -143,12 +143,12 @@ def tensor_core_gemv_moved(family, m, n, k, b, tiling, gated, weight, arrays):
         asked |= dict(absmax=2 * scaled, nested=2 * 4 * scaled, absmax_map=4 * 256 * blocks, table=4 * (1 + CODES) * COLUMNS * blocks)
         asked |= dict(offsets=2 * QUAD * 4 * n, first_blocks=2 * QUAD * 4 * n)
         different |= nf4_moved(n, k, 1, weight)[1] | dict(absmax_map=4 * 256)
-    out = {"arrays.out": m * (n // 2 if gated else n) * b}
+    out = {"arrays.out": (n // 2 if gated else n) * b}
     return Moved(in_weight(asked) | out, in_weight(different), 2 * 8 * n * k)
 
 
 def qkv_moved(heads, kv_heads, head_dim, k, b, tiling):
-    """Of queries, keys and values in fp8 with norm and bias, of one row of x; what else a lane loads as in tensor_core_gemv_moved."""
+    """Of queries, keys and values in fp8 with norm and bias, of one row of x; what else a lane loads as in one_row_moved."""
     n = (heads + 2 * kv_heads) * head_dim
     blocks, lanes = n // 16, QUAD * tiling.splits
     threads = tiling.threads * blocks
@@ -161,20 +161,20 @@ def qkv_moved(heads, kv_heads, head_dim, k, b, tiling):
     return Moved(asked, different, 2 * 8 * n * k)
 
 
-def batched_gemv_moved(family, m, n, k, b, tiling, weight):
+def several_rows_moved(family, m, n, k, b, tiling, weight):
     """A cluster's blocks read all of x together, the last row of it in place of those that 8 tokens have beyond M.
 
     Each of a quad's lanes, in each of the warps that divide K, loads what belongs to a group of its two rows of weight. int4: each output
     asks for its bias. NF4: a block loads the tables; a warp two numbers per row of weight for its tile, and for the one after it.
     """
     clusters, warps = n // 16, tiling.parts_of_k
-    asked, different = dict(x=clusters * tiling.tokens * k * b, codes=n * k // 2, out=m * n * b), dict(x=m * k * b)
+    asked, different = dict(x=clusters * tiling.tokens * k * b, codes=n * k // 2), dict(x=m * k * b)
     if family == "int4":
-        asked |= dict(bias=m * n * b, scales=2 * QUAD * n * warps, zeros=QUAD * n * warps)
-        different |= dict(bias=n * b) | int4_moved(n, k, k // len(weight.scales))[1]
+        asked |= dict(scales=2 * QUAD * n * warps, zeros=QUAD * n * warps) | {"arrays.bias": m * n * b}
+        different |= int4_moved(n, k, k // len(weight.scales))[1] | {"arrays.bias": n * b}
     else:
         of_rows, blocks = QUAD * n * warps, tiling.cluster  # lanes of all rows
         asked |= dict(absmax=of_rows, nested=4 * of_rows, absmax_map=4 * 256 * blocks, table=4 * (1 + CODES) * COLUMNS * blocks)
         asked |= dict(offsets=2 * 4 * of_rows, first_blocks=2 * 4 * of_rows)
         different |= nf4_moved(n, k, 1, weight)[1] | dict(absmax_map=4 * 256)
-    return Moved(in_weight(asked), in_weight(different), 2 * tiling.tokens * n * k)
+    return Moved(in_weight(asked) | {"arrays.out": m * n * b}, in_weight(different), 2 * tiling.tokens * n * k)

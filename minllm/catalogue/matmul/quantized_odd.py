@@ -5,8 +5,7 @@ import itertools
 from minllm.catalogue.matmul.quantized import quantize_rows, quantized_product, quantized_qkv
 from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
-from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import TensorCoreGemvTiling
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import TensorCoreGemvTiling
 from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 
 OPTIONS = dict(  # by the words of the tables
@@ -15,7 +14,7 @@ OPTIONS = dict(  # by the words of the tables
 )  # fmt: skip
 # The largest and the smallest x that int4 multiplies without loss in bfloat16.
 EXTREMES = [(form, magnitude) for form in ("int4/128", "int4/32_zeros", "int4/32_minimums") for magnitude in (1e18, 1e-20)]
-# form, N, K, dtype, tiling: warps, splits, unroll, then blocks and blocks per SM if those are not two and one, options
+# form, N, K, dtype, tiling: warps, splits and unroll, options
 OF_ONE_ROW = (
     ("int4/128", 40, 640, BFLOAT16, (4, 4, 1), "norm"),  # one warp has two steps, three have one
     ("int4/128", 33, 640, FLOAT16, (2, 2, 2), "norm bias in_place"),  # five steps padded to eight
@@ -52,7 +51,7 @@ OF_ONE_ROW = (
     ("int4/64", 9, 1152, FLOAT16, (1, 1, 4), "residual"),  # nine steps padded to twelve
     ("int4/32", 17, 640, BFLOAT16, (1, 1, 4), "norm"),  # five steps padded to eight
     ("int4/32_zeros", 21, 384, FLOAT16, (1, 1, 3), ""),
-    ("nf4/nested", 18, 1792, BFLOAT16, (14, 14, 1, 1, 1), "norm"),  # one step per warp
+    ("nf4/nested", 18, 1792, BFLOAT16, (14, 14, 1), "norm"),  # one step per warp
     ("nf4/nested", 37, 896, BFLOAT16, (7, 7, 1), "in_place"),
     ("nf4/nested", 11, 1152, FLOAT16, (1, 1, 3), "norm"),
     ("nf4/odd_first_block", 21, 1024, BFLOAT16, (2, 2, 4), ""),
@@ -139,9 +138,9 @@ def options(words):
     return {name: value for word in words.split() for name, value in OPTIONS[word].items()}
 
 
-def of_one_row(warps, splits, unroll, blocks=2, per_sm=1):
+def of_one_row(warps, splits, unroll):
     """A tiling."""
-    return TensorCoreGemvTiling(warps, splits, unroll, blocks, per_sm)
+    return TensorCoreGemvTiling(warps, splits, 1, unroll, 1, 1)
 
 
 def odd():
@@ -154,12 +153,12 @@ def odd():
     for form, heads, kv_heads, head_dim, k, dtype, tiling, words in QKV_OF_ONE_ROW:
         yield quantized_qkv(form, heads, kv_heads, head_dim, k, dtype, **options(words), tiling=of_one_row(*tiling))
     for form, m, n, k, dtype, tiling, words in BATCHED:
-        yield quantized_product("batched_gemv", form, m, n, k, dtype, **options(words), tiling=BatchedGemvTiling(*tiling))
+        yield quantized_product("tensor_core_gemv", form, m, n, k, dtype, **options(words), tiling=TensorCoreGemvTiling(*tiling))
     for form, x in EXTREMES:
-        tiling = BatchedGemvTiling(2, 2, 2, 1, 8)
-        yield quantized_product("batched_gemv", form, 2, 17, 384, BFLOAT16, **wide, magnitude=max(x, 1e-17), tiling=tiling)
-    yield quantized_product("batched_gemv", "int4/32", 2, 40, 128)
-    yield quantized_product("batched_gemv", "nf4/nested", 9, 24, 256, FLOAT16)
+        tiling = TensorCoreGemvTiling(2, 2, 2, 1, 8)
+        yield quantized_product("tensor_core_gemv", form, 2, 17, 384, BFLOAT16, **wide, magnitude=x, tiling=tiling)
+    yield quantized_product("tensor_core_gemv", "int4/32", 2, 40, 128)
+    yield quantized_product("tensor_core_gemv", "nf4/nested", 9, 24, 256, FLOAT16)
     for variant, plain, gated in (("wgmma", BY_WGMMA, GATED_BY_WGMMA), ("flat", FLAT, GATED_FLAT)):
         for form, m, n, k, dtype, tiling in plain:
             yield quantized_product(variant, form, m, n, k, out_dtype=dtype, bias=BFLOAT16, tiling=tiling)
@@ -205,7 +204,7 @@ def large():
         yield quantized_qkv(form, 32, 8, 128, 4096, **repeats)
         yield quantized_qkv(form, 32, 8, 64, 2048, FLOAT16, bias=True, slot=-1, **repeats)
     for form, (n, k, dtype, words), m in itertools.product(OF_4_BITS, LARGE_BATCHED, (2, 8, 13, 16)):
-        yield quantized_product("batched_gemv", form, m, n, k, dtype, **options(words), **repeats)
+        yield quantized_product("tensor_core_gemv", form, m, n, k, dtype, **options(words), **repeats)
     products = [(form, *one) for form in ("fp8", "int8") for one in LARGE_CODES] + [("fp8_block", "wgmma", *one) for one in LARGE_BLOCKS]
     for form, variant, m, n, k, gated in products:
         yield quantized_product(variant, form, m, n, k, bias=not gated, gated=gated)

@@ -2,10 +2,9 @@
 
     unpack             CUDA cores: float32 numbers of a word of codes                  GEMVs, experts, dequantised matrices
     GroupDecoder       what they need besides, where all formats share a kernel        matmul/quantized/group_gemv.py
-    GemvDecoder        mma.sync, one row of x: pairs of 16-bit numbers, whose sums are scaled      matmul/quantized/tensor_core_gemv/
-    BatchedDecoder     mma.sync, up to 16 rows of x: the same, with scales passed between lanes    matmul/quantized/batched_gemv/
-    TileDecoder        wgmma, any number of rows: pairs of 16-bit numbers, scaled                  matmul/quantized/mixed_input/
-    RowCodes           W8A8: rows of x become codes too, and tensor cores multiply codes           rows.py, tensor_core.py
+    MmaDecoder         mma.sync, up to 16 rows of x: pairs of 16-bit numbers, whose sums are scaled    matmul/quantized/tensor_core_gemv/
+    TileDecoder        wgmma, any number of rows: pairs of 16-bit numbers, scaled                      matmul/quantized/mixed_input/
+    RowCodes           W8A8: rows of x become codes too, and tensor cores multiply codes               rows.py, tensor_core.py
 
 In mma.sync's operand A, lane 4 g + t of a warp holds numbers of rows g and g + 8 of 16 rows of weight, "low" and "high". The order of k is
 free in a sum over k, so a lane loads adjacent bytes of codes, and takes the same inputs of x. Scales are loaded long before they are
@@ -39,16 +38,6 @@ class Table(NamedTuple):
     decoding: Callable  # (table) -> the lane's `decoding`, by which it finds entries
 
 
-class Shares(NamedTuple):
-    """How the four lanes of a row share the sums of a group of steps (tensor_core_gemv/numbers.py): sizes and device functions."""
-
-    group: int  # steps per group
-    parts: int  # parts of a step for which a lane has sums, in each row
-    own_step: Callable  # () -> this lane's step of a group
-    first_part: Callable  # () -> the first part for which it has sums
-    sum_of_lanes: Callable  # value -> the sum of the values of lanes with different parts or steps
-
-
 class GroupDecoder(NamedTuple):
     """CUDA cores. A lane loads 16 bytes of codes, all of one group; Format.unpack makes numbers of them."""
 
@@ -57,32 +46,16 @@ class GroupDecoder(NamedTuple):
     scale: Callable  # (weight, n, k) -> the scale of row n's group with input k
 
 
-class GemvDecoder(NamedTuple):
-    """One row of x. A step of 128 inputs has `parts` groups with their own scales: 1, 2 or 4."""
+class MmaDecoder(NamedTuple):
+    """Up to 16 rows of x. A step of 128 inputs has `groups` groups with their own scales: 1, 2 or 4.
 
-    parts: int
-    words: int  # registers for the scale data of a lane's part of a step, in both rows
-    table: Table
-    unit_of_x: float  # factor of x
-    unit_of_sums: float  # factor of the sums of x
-    odd_scale: int  # factor by which the numbers of odd pairs are too large
-    begin: Callable  # (weight, rows) -> `kept`, the format's data of a lane's two Rows of weight
-    load: Callable  # (weight, rows, kept, step, words, at): words[at : at + self.words] = the scale data of a step
-    pair: Callable  # (decoding, word, i) -> the i-th pair of 16-bit numbers of a word of codes
-    add: Callable  # (decoding, kept, words, at, memory, first_sum, sums): add the scaled sums of a step to the lane's totals
-
-
-class BatchedDecoder(NamedTuple):
-    """Up to 16 rows of x. A lane loads 16 bytes of one group, 8 of each of two, or 4 of each of four in a step of 128 inputs.
-
-    One of the four lanes of a row loads the data of a group, converts them to a Scale before the step, and passes that on by a shuffle.
+    A lane loads the data of a group long before it needs them, and converts them to a Scale then.
     """
 
-    groups: int  # groups per step with their own scales: 1, 2 or 4
+    groups: int
     words: int  # registers for the loaded data of a group
     table: Table
-    unit: float  # unit of the sums; the final sums are multiplied by its inverse
-    has_sums: bool  # whether `add` needs sums of x
+    unit_of_sums: float  # factor of the sums of x over a group; 0 if `add` needs none
     has_offsets: bool  # whether `add` needs an offset per group
     begin: Callable  # (weight, row) -> `kept`, the format's data of a row
     load: Callable  # (weight, row, kept, group, words, at): words[at : at + self.words] = the data of a group of a row; if a group is
@@ -196,8 +169,7 @@ class Format(NamedTuple):
     pairs_of_eight: Callable | None = None  # (dtype) -> pairs_of_eight(words, eight, scale): without zero points, the weights of an eighth,
     # or a quarter, of the codes in 16 bytes, as four words of two numbers of `dtype`; scale: float32
     groups: Callable | None = None  # (*kind) -> GroupDecoder
-    gemv: Callable | None = None  # (dtype, threads, shares_of, *kind) -> GemvDecoder; shares_of(parts) -> Shares
-    batched: Callable | None = None  # (dtype, threads, *kind) -> BatchedDecoder
+    mma: Callable | None = None  # (dtype, threads, *kind) -> MmaDecoder
     tiles: Callable | None = None  # (dtype, *kind) -> TileDecoder
     tile_arrays: Callable = lambda weight: None  # (weight) -> the arrays that lanes of a tile's kernel load
     codes: RowCodes | None = None
@@ -222,7 +194,7 @@ def make_unpack(unpack_word: Callable, per_byte: int):
 
 @cuda.jit(device=True, forceinline=True)
 def x_as_it_is(word, i):
-    """BatchedDecoder.pair_of_x for formats that take x unchanged."""
+    """MmaDecoder.pair_of_x for formats that take x unchanged."""
     return word
 
 

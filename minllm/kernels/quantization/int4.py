@@ -41,9 +41,8 @@ from minllm.kernels.quantization.decoder import (
     NO_TABLE,
     PACK,
     STEP,
-    BatchedDecoder,
     Format,
-    GemvDecoder,
+    MmaDecoder,
     Scale,
     ScaleArray,
     TileDecoder,
@@ -203,50 +202,6 @@ def make_pair_of_codes(place: int, together: int):
     return pair_of_codes
 
 
-def make_gemv_decoder(dtype: str, threads: int, shares_of, group_size: int, scales: np.dtype, zeros, minimums) -> GemvDecoder:
-    """For one row of x; groups of 32, 64 or a multiple of 128. Codes of odd pairs keep their place in the upper half of a byte."""
-    parts, has_zeros, has_minimums = max(1, INPUTS // group_size), zeros is not None, minimums is not None
-    shares, unit, float_of = shares_of(parts), UNITS[dtype], FLOAT_OF[scales.name]
-    own, first_part = shares.parts, shares.first_part
-    zeros_at = 2 * own  # the words of a group of steps are scales, then zeros or minimums
-    per_unit = 1 / unit.value
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_groups(array, outputs, rows, step, words, at):
-        """words[at : at + 2 * own] = an element for each of the lane's groups of row low, then of row high."""
-        for part in range(own):
-            group = uint32(uint32(step) * uint32(INPUTS) // uint32(group_size) + uint32(first_part() + uint32(part)))
-            first = uint32(group * uint32(outputs))
-            words[at + part] = uint32(array[uint32(first + rows.low)])
-            words[at + own + part] = uint32(array[uint32(first + rows.high)])
-
-    @cuda.jit(device=True, forceinline=True)
-    def load(weight, rows, kept, step, words, at):
-        load_groups(weight.scales, weight.outputs, rows, step, words, at)
-        if has_zeros:
-            load_groups(weight.zeros, weight.outputs, rows, step, words, at + zeros_at)
-        if has_minimums:
-            load_groups(weight.minimums, weight.outputs, rows, step, words, at + zeros_at)
-
-    @cuda.jit(device=True, forceinline=True)
-    def add(decoder, kept, found, at, memory, first_sum, sums):
-        total = sums.total
-        for part in range(own):
-            plain = ptx.uint_as_float(memory[uint32(first_sum + uint32(part))])
-            for row in range(2):
-                place = at + row * own + part
-                scale, sum_of_codes = float_of(found[place]), sums.unscaled[2 * row + part]
-                if has_minimums:
-                    total[2 * row] += scale * (sum_of_codes * float32(per_unit)) + float_of(found[zeros_at + place]) * plain
-                else:
-                    zero = float32(found[zeros_at + place]) if has_zeros else float32(MIDDLE)
-                    total[2 * row] += scale * ((sum_of_codes - zero * plain) * float32(per_unit))
-
-    words, pair = zeros_at * (2 if has_zeros or has_minimums else 1), make_pair_of_codes(unit.place, 2)
-    unit_of_sums = 1.0 if has_minimums else unit.value
-    return GemvDecoder(parts, words, NO_TABLE, unit.of_x, unit_of_sums, 16, keep_nothing, load, pair, add)
-
-
 @cuda.jit(device=True, forceinline=True)
 def pair_of_scaled_x(word, i):
     """Return a pair of bfloat16 times 2**64, or 2**60 if i is odd, exactly."""
@@ -254,7 +209,7 @@ def pair_of_scaled_x(word, i):
 
 
 def make_add(has_zeros: bool, has_minimums: bool):
-    """Return BatchedDecoder.add for groups with zeros, with minimums, or symmetric."""
+    """Return MmaDecoder.add for groups with zeros, with minimums, or symmetric."""
 
     @cuda.jit(device=True, forceinline=True)
     def add(total, factor, offset, codes_times_x, x):
@@ -268,10 +223,10 @@ def make_add(has_zeros: bool, has_minimums: bool):
 
 
 @functools.cache
-def make_batched_decoder(dtype: str, threads: int, group_size: int, scales: np.dtype, zeros, minimums) -> BatchedDecoder:
+def make_mma_decoder(dtype: str, threads: int, group_size: int, scales: np.dtype, zeros, minimums) -> MmaDecoder:
     """For up to 16 rows of x; groups of 32, 64 or a multiple of 128. The x of odd pairs is divided by 16."""
     float_of, unit, has_zeros, has_minimums = FLOAT_OF[scales.name], UNITS[dtype], zeros is not None, minimums is not None
-    steps_of_a_group = max(1, group_size // INPUTS)
+    steps_of_a_group, per_unit = max(1, group_size // INPUTS), 1 / unit.value
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, row, kept, group, words, at):
@@ -288,7 +243,7 @@ def make_batched_decoder(dtype: str, threads: int, group_size: int, scales: np.d
 
     @cuda.jit(device=True, forceinline=True)
     def scale(decoding, kept, words, at):
-        factor, offset = float_of(words[at]), float32(0)
+        factor, offset = float_of(words[at]) * float32(per_unit), float32(0)
         if has_minimums:
             offset = float_of(words[at + 1])
         if has_zeros:
@@ -296,9 +251,9 @@ def make_batched_decoder(dtype: str, threads: int, group_size: int, scales: np.d
         return Scale(factor, offset)
 
     has_offsets, load_group = has_zeros or has_minimums, load if group_size <= INPUTS else load_of_step
-    return BatchedDecoder(
-        max(1, INPUTS // group_size), 1 + has_offsets, NO_TABLE, unit.value, True, has_offsets, keep_nothing, load_group, scale,
-        make_pair_of_codes(unit.place, 2 if unit.of_x != 1 else 1), pair_of_scaled_x if unit.of_x != 1 else x_as_it_is,
+    return MmaDecoder(
+        max(1, INPUTS // group_size), 1 + has_offsets, NO_TABLE, 1.0 if has_minimums else unit.value, has_offsets, keep_nothing, load_group,
+        scale, make_pair_of_codes(unit.place, 2 if unit.of_x != 1 else 1), pair_of_scaled_x if unit.of_x != 1 else x_as_it_is,
         make_add(has_zeros, has_minimums),
     )  # fmt: skip
 
@@ -393,5 +348,5 @@ def make_tile_decoder(dtype: str, group_size: int, scales: np.dtype, zeros: np.d
 
 INT4 = Format(
     "int4", Int4Weight, quantize_int4, dequantize_int4_reference, 2, AMPERE, unpack_int4, takes_int4, int4_arrays, int4_kind, MIDDLE,
-    make_pairs_of_eight, gemv=make_gemv_decoder, batched=make_batched_decoder, tiles=make_tile_decoder,
+    make_pairs_of_eight, mma=make_mma_decoder, tiles=make_tile_decoder,
 )  # fmt: skip

@@ -33,10 +33,9 @@ from minllm.kernels.quantization.decoder import (
     MINUS_ZEROS,
     PACK,
     STEP,
-    BatchedDecoder,
     Format,
-    GemvDecoder,
     GroupDecoder,
+    MmaDecoder,
     Scale,
     ScaleArray,
     Table,
@@ -258,57 +257,6 @@ def make_table(dtype: str, threads: int = 0) -> Table:
     return Table(TABLE_BYTES, fill_tables, tables_at)
 
 
-class RowsKept(NamedTuple):
-    """The data of rows low and high: the numbers of their first blocks, and the offsets added to their absmax."""
-
-    low_block: int
-    high_block: int
-    low_offset: float
-    high_offset: float
-
-
-def make_gemv_decoder(dtype: str, threads: int, shares_of, is_nested: bool) -> GemvDecoder:
-    """For one row of x, with or without double quantisation."""
-    nested_at = 2 * BLOCKS  # the words of a group of steps are absmax or its codes, then nested scales
-
-    @cuda.jit(device=True, forceinline=True)
-    def begin(weight, rows):
-        first, offsets = weight.first_blocks, weight.offsets
-        return RowsKept(uint32(first[rows.low]), uint32(first[rows.high]), float32(offsets[rows.low]), float32(offsets[rows.high]))
-
-    @cuda.jit(device=True, forceinline=True)
-    def load(weight, rows, kept, step, words, at):
-        for block in range(BLOCKS):
-            number = uint32(uint32(step * BLOCKS) + uint32(block))
-            for row in range(2):
-                place = uint32(number * uint32(weight.outputs) + (rows.high if row else rows.low))
-                absmax = weight.absmax[place]
-                words[at + row * BLOCKS + block] = uint32(absmax) if is_nested else ptx.float_as_uint(float32(absmax))
-                if is_nested:
-                    nested = weight.nested[uint32((kept.high_block if row else kept.low_block) + number) >> uint32(NESTED_SHIFT)]
-                    words[at + nested_at + row * BLOCKS + block] = ptx.float_as_uint(float32(nested))
-
-    @cuda.jit(device=True, forceinline=True)
-    def nested_absmax(decoder, kept, words, at, row, block):
-        nested = ptx.uint_as_float(words[at + nested_at + row * BLOCKS + block])
-        return mapped(decoder, words[at + row * BLOCKS + block]) * nested + (kept.high_offset if row else kept.low_offset)
-
-    @cuda.jit(device=True, forceinline=True)
-    def loaded_absmax(decoder, kept, words, at, row, block):
-        return ptx.uint_as_float(words[at + row * BLOCKS + block])
-
-    absmax_of = nested_absmax if is_nested else loaded_absmax
-
-    @cuda.jit(device=True, forceinline=True)
-    def add(decoder, kept, found, at, memory, first_sum, sums):
-        for row in range(2):
-            for block in range(BLOCKS):
-                sums.total[2 * row] += absmax_of(decoder, kept, found, at, row, block) * sums.unscaled[2 * row + block]
-
-    words = nested_at * (2 if is_nested else 1)
-    return GemvDecoder(BLOCKS, words, make_table(dtype, threads), 1.0, 1.0, 1, begin, load, pair_at, add)
-
-
 class Row(NamedTuple):
     """A row of weight: the number of its first block, and the offset added to its absmax."""
 
@@ -324,12 +272,12 @@ def row_of(weight, number):
 
 @cuda.jit(device=True, forceinline=True)
 def add_scaled(total, absmax, offset, numbers_times_x, x):
-    """BatchedDecoder.add: the sum of a block times its absmax."""
+    """MmaDecoder.add: the sum of a block times its absmax."""
     return total + absmax * numbers_times_x
 
 
 @functools.cache
-def make_batched_decoder(dtype: str, threads: int, is_nested: bool) -> BatchedDecoder:
+def make_mma_decoder(dtype: str, threads: int, is_nested: bool) -> MmaDecoder:
     """For up to 16 rows of x, with or without double quantisation."""
 
     @cuda.jit(device=True, forceinline=True)
@@ -348,9 +296,7 @@ def make_batched_decoder(dtype: str, threads: int, is_nested: bool) -> BatchedDe
         return Scale(mapped(tables, words[at]) * ptx.uint_as_float(words[at + 1]) + kept.offset, float32(0))
 
     words = 2 if is_nested else 1
-    return BatchedDecoder(
-        BLOCKS, words, make_table(dtype, threads), 1.0, False, False, row_of, load, scale, pair_at, x_as_it_is, add_scaled
-    )
+    return MmaDecoder(BLOCKS, words, make_table(dtype, threads), 0.0, False, row_of, load, scale, pair_at, x_as_it_is, add_scaled)
 
 
 class Lane(NamedTuple):
@@ -415,6 +361,6 @@ def make_tile_decoder(dtype: str, is_nested: bool) -> TileDecoder:
 
 NF4 = Format(
     "NF4", Nf4Weight, quantize_blocks, dequantize_nf4_reference, 2, AMPERE, look_up, arrays=flat_arrays,
-    kind=lambda weight, k: (weight.nested is not None,), groups=make_group_decoder, gemv=make_gemv_decoder, batched=make_batched_decoder,
+    kind=lambda weight, k: (weight.nested is not None,), groups=make_group_decoder, mma=make_mma_decoder,
     tiles=make_tile_decoder, tile_arrays=nf4_arrays,
 )  # fmt: skip

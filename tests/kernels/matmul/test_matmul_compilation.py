@@ -78,11 +78,11 @@ def longest_run(found, product):
     "form, shape, product, codes, most",  # codes: bytes of them that the run multiplies
     [
         ("int4_gemv", "1/128", "FFMA", 512, 250),
-        ("batched_gemv/int4/128", "8x6144x4096", "HMMA", 4096, 46),
-        ("batched_gemv/int4/128", "16x6144x4096", "HMMA", 4096, 57),
-        ("batched_gemv/int4/32_minimums", "8x6144x4096", "HMMA", 4096, 70),
-        ("batched_gemv/nf4/nested", "8x6144x4096", "HMMA", 4096, 58),
-        ("batched_gemv/nf4/nested", "16x6144x4096", "HMMA", 4096, 71),
+        ("tensor_core_gemv/int4/128", "8x6144x4096", "HMMA", 4096, 46),
+        ("tensor_core_gemv/int4/128", "16x6144x4096", "HMMA", 4096, 57),
+        ("tensor_core_gemv/int4/32_minimums", "8x6144x4096", "HMMA", 4096, 70),
+        ("tensor_core_gemv/nf4/nested", "8x6144x4096", "HMMA", 4096, 58),
+        ("tensor_core_gemv/nf4/nested", "16x6144x4096", "HMMA", 4096, 71),
     ],
 )
 def test_instructions_per_16_byte_load_of_codes(form, shape, product, codes, most):

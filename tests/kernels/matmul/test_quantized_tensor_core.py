@@ -11,7 +11,6 @@ from minllm.errors import KernelArgumentError
 from minllm.kernels.activation.silu import silu_and_multiply_reference
 from minllm.kernels.activation.silu_quantized import silu_and_multiply_quantized
 from minllm.kernels.matmul.quantized import fp8_block_wgmma, tensor_core
-from minllm.kernels.matmul.quantized.batched_gemv import gemv as batched_gemv
 from minllm.kernels.matmul.quantized.mixed_input import gemm
 from minllm.kernels.matmul.quantized.mixed_input import tiling as mixed_input_tiling
 from minllm.kernels.matmul.quantized.mixed_input.gemm import make_gemm
@@ -288,7 +287,7 @@ def on_gpu(monkeypatch, capability):
     """Make variants be chosen as for a GPU of this compute capability."""
     monkeypatch.setattr(quantized_kernels, "current_device", lambda: SimpleNamespace(compute_capability=capability))
     monkeypatch.setattr(tensor_core_gemv, "capability_here", lambda: capability)
-    for launchers in (batched_gemv, gemm):
+    for launchers in (tensor_core_gemv, gemm):
         monkeypatch.setattr(launchers, "has_wgmma", lambda array: capability == HOPPER)
 
 
@@ -301,9 +300,9 @@ def test_int4_by_rows_and_groups(monkeypatch):
         ]
 
     on_gpu(monkeypatch, HOPPER)
-    few, elsewhere = ["tensor_core_gemv", *["batched_gemv"] * 2], ["gemv"] * 3 + ["widened"] * 5
-    assert chosen(4096, 8) == chosen(28672, 8) == chosen(4096, 112, 14336) == [*few, *["batched_gemv"] * 2, *["wgmma"] * 3]
-    assert chosen(4096, 32) == chosen(4096, 16) == chosen(4096, 32, minimums=np.float16) == [*few, *["wgmma"] * 5]
+    elsewhere = ["gemv"] * 3 + ["widened"] * 5
+    assert chosen(4096, 8) == chosen(28672, 8) == chosen(4096, 112, 14336) == ["tensor_core_gemv"] * 5 + ["wgmma"] * 3
+    assert chosen(4096, 32) == chosen(4096, 16) == chosen(4096, 32, minimums=np.float16) == ["tensor_core_gemv"] * 3 + ["wgmma"] * 5
     assert chosen(4096, 32, minimums=np.float32) == ["gemv"] + ["wgmma"] * 7  # minimums not of the scales' dtype: two rows or more
     assert chosen(4096, 34, 1088) == ["gemv"] + ["wgmma"] * 7  # eight steps of 128 inputs and a half
     assert chosen(4096, 64) == chosen(4096, 8, dtype=FLOAT32) == elsewhere  # groups of 16
@@ -318,7 +317,7 @@ def test_nf4_by_rows(monkeypatch):
 
     on_gpu(monkeypatch, HOPPER)
     elsewhere = ["gemv"] * 4 + ["widened"] * 3
-    assert chosen() == ["tensor_core_gemv", *["batched_gemv"] * 3, *["wgmma"] * 3]
+    assert chosen() == ["tensor_core_gemv"] * 4 + ["wgmma"] * 3
     assert chosen(inputs=4160) == ["gemv"] + ["wgmma"] * 6
     assert chosen(dtype=FLOAT32) == elsewhere
     on_gpu(monkeypatch, (8, 9))
@@ -329,9 +328,8 @@ def test_nf4_by_rows(monkeypatch):
 def test_gate_and_up_of_few_rows_are_one_kernel_unless_out_is_float32(name):
     kernels, x = WEIGHT_FORMATS[name].kernels, random((2, 256), BFLOAT16, 0)
     weight = WEIGHT_FORMATS[name].encode(random((4, 256), FLOAT32, 1))
-    for variant, launcher in (("batched_gemv", "gated_batched_gemv"), ("tensor_core_gemv", "gated_tensor_core_gemv")):
-        assert kernels.gated(variant, x, weight, BFLOAT16).__name__ == launcher
-        assert kernels.gated(variant, x, weight, FLOAT32) is None
+    assert kernels.gated("tensor_core_gemv", x, weight, BFLOAT16).__name__ == "gated_tensor_core_gemv"
+    assert kernels.gated("tensor_core_gemv", x, weight, FLOAT32) is None
     assert kernels.gated("gemv", x, weight, BFLOAT16) is None
 
 

@@ -1,1 +1,1 @@
-"""Tensor-core GEMV over quantised weights for one row of x, fused with the operations around it in a decode step (gemv.py)."""
+"""GEMV on tensor cores: up to 16 rows of x times quantised weights, one row fused with the operations around it (gemv.py)."""

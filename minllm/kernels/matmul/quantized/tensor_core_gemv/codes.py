@@ -1,4 +1,4 @@
-"""int8 and fp8 (W8A8) as operands of mma.sync: codes go to the tensor cores unchanged.
+"""Products of one row of x with int8 and fp8 (W8A8): codes go to the tensor cores unchanged.
 
     low = (sum over k of x_code[k] * code[low, k]) * x_scale * scale[low]
 
@@ -7,12 +7,13 @@ converts the codes to float16, which is exact.
 """
 
 import functools
-from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.matmul.quantized.tensor_core_gemv.activations import make_prepare_codes
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Operand
+from minllm.kernels.matmul.quantized.tensor_core_gemv.loads import CODE_WORDS, WORDS
+from minllm.kernels.matmul.quantized.tensor_core_gemv.normed_x import make_prepare_codes
+from minllm.kernels.matmul.quantized.tensor_core_gemv.products import Products, convert_nothing, load_nothing, scale_nothing
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import TensorCoreGemvTiling
 from minllm.kernels.quantization.decoder import LANE_BYTES, NO_TABLE, ROW_BYTES, RowCodes
 from minllm.kernels.vector import load_words
 
@@ -20,51 +21,32 @@ INPUTS = ROW_BYTES  # inputs per step
 
 
 @cuda.jit(device=True, forceinline=True)
-def load_nothing(weight, rows, kept, step, words, at):
-    """Operand.load: the scales of rows are in `kept`."""
+def scale_of_row(weight, row):
+    """Products.begin: the scale of a row, loaded long before its sums are complete."""
+    return float32(weight.scales[row])
 
 
 @cuda.jit(device=True, forceinline=True)
-def first_step():
-    """Operand.own_step: no steps are scaled."""
-    return int32(0)
-
-
-@cuda.jit(device=True, forceinline=True)
-def scale_nothing(memory, decoder, kept, held, index, step, sums):
-    """Operand.scale."""
-
-
-class Scales(NamedTuple):
-    """The scales of a lane's rows, loaded long before the sums are complete."""
-
-    low: float
-    high: float
+def finish(scales, total, factor):
+    """Products.finish."""
+    return float32(total[0]) * (factor * scales.low), float32(total[2]) * (factor * scales.high)
 
 
 @functools.cache
-def make_codes_operand(code: RowCodes, k: int, tiling, dtype: str) -> Operand:
-    """Return the Operand of codes, for x of `dtype`."""
-    multiply_codes, padded_k = code.mma, tiling.padded_steps(k // INPUTS) * INPUTS
+def make_products_of_codes(code: RowCodes, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> Products:
+    """Return the Products of codes, for one row of x in `dtype`."""
+    multiply_codes, steps = code.mma, k // INPUTS
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply(memory, decoder, held, u, step, sums):
+    def multiply(u, memory, decoding, registers, step):
         a, b, at = cuda.local.array(4, uint32), cuda.local.array(4, uint32), u * CODE_WORDS
         load_words(memory, step * (INPUTS // 4) + (int32(cuda.threadIdx.x) & 3) * (LANE_BYTES // 4), b, 0)
         for half in range(2):
             for i in range(2):
-                a[2 * i], a[2 * i + 1] = held.codes[at + 2 * half + i], held.codes[at + 4 + 2 * half + i]
-            multiply_codes(sums.total, 0, a, 0, b, 2 * half)
+                a[2 * i], a[2 * i + 1] = registers.codes[at + 2 * half + i], registers.codes[at + WORDS + 2 * half + i]
+            multiply_codes(registers.total, 0, a, 0, b, 2 * half)
 
-    @cuda.jit(device=True, forceinline=True)
-    def begin(weight, rows):
-        return Scales(float32(weight.scales[rows.low]), float32(weight.scales[rows.high]))
-
-    @cuda.jit(device=True, forceinline=True)
-    def finish(kept, total, factor):
-        return float32(total[0]) * (factor * kept.low), float32(total[2]) * (factor * kept.high)
-
-    prepare = make_prepare_codes(k, padded_k, tiling.threads, dtype, code)
-    return Operand(
-        k // INPUTS, k, 1, 0, padded_k, NO_TABLE, code.sum_type, prepare, begin, first_step, load_nothing, multiply, scale_nothing, finish,
+    return Products(
+        steps, 1, tiling.padded_steps(steps) * INPUTS, 1, 1, code.sum_type, NO_TABLE, make_prepare_codes(tiling, code, k, dtype),
+        scale_of_row, 0, load_nothing, convert_nothing, multiply, 0, scale_nothing, finish,
     )  # fmt: skip

@@ -1,179 +1,174 @@
-"""The tensor-core GEMV kernel: one row of x times a quantised weight, fused with the operations around it.
+"""The kernel of the GEMV on tensor cores: up to 16 rows of x times a quantised weight.
 
-A tile is 16 rows of weight, eight pairs (outputs.py). `splits` warps of a block divide K: a warp takes every `splits`-th step of 64 bytes
-of codes per row, so that the warps of a tile load neighbouring bytes. It keeps `unroll` steps in flight in registers: as soon as a step has
-been multiplied, the next one is loaded into its registers, also across tiles. The sums of the warps are added in shared memory, and one
-warp of a tile writes its outputs while the others multiply the next tile.
+A tile is 16 rows of weight, eight pairs (outputs.py). A warp multiplies a tile by all rows of x, over its part of K: `splits` warps of a
+block, and the blocks of a cluster, divide K. A step is 64 bytes of codes per row of weight. A warp takes every `splits`-th step of its
+block, so that the warps of a tile load neighbouring bytes, and keeps `unroll` of them, a chunk, in flight in registers: as soon as a step
+has been multiplied, the next one is loaded into its registers, also across tiles. The first codes are loaded before x is written (dependent
+launch), and are in flight while a block copies x to shared memory.
 
-The first codes are loaded before x is written (dependent launch), and are in flight while a block prepares its own copy of x
-(activations.py).
+    one row of x     a block holds all of x, normalised or quantised by itself (normed_x.py). One warp of a tile adds the sums of its warps
+                     and writes its outputs, while the others multiply the next tile
+    several rows     a block with all of K would read all of x, so the blocks of a cluster divide K, and x (x.py). A warp sends its sums to
+                     the block that owns their rows; it adds and writes them after it has multiplied its part of the next tile (sums.py)
+
+2 M N K FLOPs on N K / 2 or N K bytes of codes, and M K b bytes of x per block, or cluster, that runs at a time.
+
+Source: PTX ISA, "mma", "barrier.cluster".
 """
 
 import functools
-from typing import NamedTuple
 
-from numba import cuda, float32, int32, int64, uint8, uint32
+from numba import cuda, float32, int32, uint8, uint32
 
 from minllm import ptx
-from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.row_pairs import PAIRS
-from minllm.kernels.matmul.quantized.tensor_core_gemv.operand import CODE_WORDS, Held, Operand, Rows, Sums
+from minllm.kernels.matmul.quantized.tensor_core_gemv.codes import make_products_of_codes
+from minllm.kernels.matmul.quantized.tensor_core_gemv.loads import CODE_WORDS, Rows, make_load_codes
+from minllm.kernels.matmul.quantized.tensor_core_gemv.one_row import make_products_of_one_row
 from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import Outputs
-from minllm.kernels.quantization.decoder import LANE_BYTES, ROW_BYTES
+from minllm.kernels.matmul.quantized.tensor_core_gemv.products import Products, Registers
+from minllm.kernels.matmul.quantized.tensor_core_gemv.several_rows import make_products_of_rows
+from minllm.kernels.matmul.quantized.tensor_core_gemv.sums import make_add_in_block, make_begin, make_finish, make_send
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import BUFFERS, PAIRS, TILE_ROWS, TensorCoreGemvTiling
+from minllm.kernels.quantization.decoder import Format
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
-from minllm.tiles.warp import ALL_LANES, WARP
-
-TILE_ROWS = 2 * PAIRS
+from minllm.tiles.warp import WARP
 
 
-class TensorCoreGemvTiling(NamedTuple):
-    """Blocks of `warps` warps, of which `splits` share a tile, with `unroll` steps in flight per warp.
+def make_products(found: Format, kind: tuple, k: int, tiling: TensorCoreGemvTiling, dtype: str) -> Products:
+    """Return the Products of weights of this kind with rows of x of k numbers in `dtype`."""
+    if found.codes is not None:
+        return make_products_of_codes(found.codes, k, tiling, dtype)
+    assert found.mma is not None
+    make = make_products_of_one_row if tiling.tokens == 1 else make_products_of_rows
+    return make(found.mma(dtype, tiling.threads, *kind), k, tiling, dtype)
 
-    Registers suffice for `blocks` blocks per SM; at most `per_sm` are launched per SM.
+
+def dynamic_bytes(tiling: TensorCoreGemvTiling, products: Products) -> int:
+    """Return the dynamic shared memory of a block in bytes: its part of x, then for several rows the buffers of sums.
+
+    Both are dynamic since static arrays are at most 48 KB.
     """
-
-    warps: int
-    splits: int
-    unroll: int
-    blocks: int
-    per_sm: int
-
-    @property
-    def threads(self) -> int:
-        """Threads per block."""
-        return self.warps * WARP
-
-    @property
-    def tiles(self) -> int:
-        """Tiles that a block computes at a time."""
-        return self.warps // self.splits
-
-    def padded_steps(self, steps: int) -> int:
-        """Steps of K, rounded up so that each warp of a tile has a multiple of `unroll`."""
-        return ceil_div(steps, self.splits * self.unroll) * self.splits * self.unroll
+    return products.x_bytes + (0 if tiling.tokens == 1 else BUFFERS * 4 * tiling.sums)
 
 
 @functools.cache
-def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, operand: Operand, outputs: Outputs):
-    """The kernel for an Operand, which fixes K and the dtype of x."""
-    (warps, splits, unroll, _, _), words_of_a_group, group = tiling, operand.words, operand.group
-    tiles_of_block, last_step, table_bytes, row_bytes = tiling.tiles, operand.steps - 1, operand.table.bytes, operand.row_bytes
-    padded_steps, sum_type = tiling.padded_steps(operand.steps), operand.sum_type
-    chunks, groups, is_padded = padded_steps // (splits * unroll), unroll // group, padded_steps > operand.steps
-    code_words, scale_words, sums_of_block = unroll * CODE_WORDS, max(1, groups * words_of_a_group), warps * TILE_ROWS
-    two_buffers, multiply, scale, rows_of = 2 * sums_of_block, operand.multiply, operand.scale, outputs.rows_of
-    fill_table, decoder_of = operand.table.fill, operand.table.decoding
+def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, products: Products, outputs: Outputs):
+    """The kernel for these Products, which fix K, the format and the dtype of x."""
+    (warps, splits, cluster, unroll, tokens, _), steps, is_one_row = tiling, products.steps, tiling.tokens == 1
+    chunks, steps_of_block, tiles_of_cluster = tiling.chunks(steps), tiling.steps_of_block(steps), tiling.tiles
+    code_words, words, values, table_bytes = unroll * CODE_WORDS, max(1, products.words), products.values, products.table.bytes
+    totals, sum_type, group, stride_of_chunk = max(4, tokens // 2), products.sum_type, products.group, unroll * splits
+    places, load_codes = make_load_codes(tiling, steps, products.pieces)
+    begin_row, load_scales, convert, multiply, scale = (
+        products.begin,
+        products.load_scales,
+        products.convert,
+        products.multiply,
+        products.scale,
+    )
+    rows_of, fill_table, decoding_of = outputs.rows_of, products.table.fill, products.table.decoding
+    # Without a fence ptxas moves the loads of all steps behind the mma.sync of the last one, which is better only for int4 and 16 tokens.
+    loads_stay, buffers_at = tokens < 16 or table_bytes > 0, products.x_bytes // 4
+    if is_one_row:
+        shared_words, add_in_block, finish = 2 * warps * TILE_ROWS, make_add_in_block(tiling), products.finish
+    else:
+        shared_words, begin, send, finish = (
+            4 * BUFFERS,
+            make_begin(tiling),
+            make_send(tiling, buffers_at),
+            make_finish(tiling, outputs, buffers_at),
+        )
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of_tile(tile, n):
-        """Return the lane's Rows of a tile."""
+        """Return the numbers of the lane's Rows of a tile."""
         low, high = rows_of(int32(tile * PAIRS + (int32(cuda.threadIdx.x) >> 2 & 7)), n)
         return Rows(uint32(low), uint32(high))
 
     @cuda.jit(device=True, forceinline=True)
-    def codes_of(rows, first):
-        """Return byte offsets of a lane's codes of step `first` in its rows; 64 bits, to which later steps add constants."""
-        own = uint32(uint32(first) * uint32(ROW_BYTES) + (uint32(cuda.threadIdx.x) & uint32(3)) * uint32(LANE_BYTES))
-        return Rows(int64(rows.low) * row_bytes + int64(own), int64(rows.high) * row_bytes + int64(own))
+    def begin_rows(weight, rows):
+        """Return what the format keeps of these Rows."""
+        return Rows(begin_row(weight, rows.low), begin_row(weight, rows.high))
 
     @cuda.jit(device=True, forceinline=True)
-    def load_row(codes, place, held, at):
-        """held[at : at + 4] = a lane's codes of one step of one row."""
-        one, two, three, four = ptx.load_128_streaming(codes, place)
-        held[at], held[at + 1], held[at + 2], held[at + 3] = one, two, three, four
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_codes(u, weight, places, first, held):
-        """Load the codes of a warp's u-th step from `first` on, or of the row's last step if that is past the end."""
-        behind = u * splits * ROW_BYTES
-        if is_padded:
-            behind = min(int32(behind), int32((last_step - first) * ROW_BYTES))
-        load_row(weight.codes, places.low + behind, held.codes, u * CODE_WORDS)
-        load_row(weight.codes, places.high + behind, held.codes, u * CODE_WORDS + CODE_WORDS // 2)
-
-    @cuda.jit(device=True, forceinline=True)
-    def own_step(index, first):
-        """Return the step of a group of steps for which this lane scales the sums."""
-        return int32(first + (index * group + operand.own_step()) * splits)
-
-    @cuda.jit(device=True, forceinline=True)
-    def load_scales(index, weight, rows, kept, first, held):
-        """Load the scale data of this lane's step of a group."""
-        step = min(own_step(index, first), int32(last_step))
-        operand.load(weight, rows, kept, step, held.scales, index * words_of_a_group)
-
-    @cuda.jit(device=True, forceinline=True)
-    def multiply_step(u, memory, decoder, weight, held, sums, kept, first, goes_on, next_places, next_rows, next_kept, next_first):
-        """Multiply the u-th step in flight and load its successor; at the end of a group scale its sums."""
-        multiply(memory, decoder, held, u, first + u * splits, sums)
+    def multiply_step(u, memory, decoding, weight, kept, registers, local, goes_on, next_places, next_rows, next_kept, next_first):
+        """Multiply the u-th step in flight, and load the step that takes its registers; one row: scale the sums of a group of steps."""
+        multiply(u, memory, decoding, registers, int32(local + u * splits))
         if goes_on:
-            load_codes(u, weight, next_places, next_first, held)
-        cuda.syncwarp()  # without it ptxas moves the loads of all steps behind the mma.sync of the last one
-        if u % group == group - 1:
-            index = u // group
-            scale(memory, decoder, kept, held, index, own_step(index, first), sums)
+            load_codes(u, weight.codes, next_places, next_first, registers.codes)
+        if loads_stay:
+            cuda.syncwarp()
+        if group > 0 and u % group == group - 1:
+            scale(u // group, memory, decoding, kept, registers, local)
             if goes_on:
-                load_scales(index, weight, next_rows, next_kept, next_first, held)
+                load_scales(u // group, weight, next_rows, next_kept, next_first, registers.words)
 
     load_all_codes, load_all_scales, multiply_steps = (
-        unrolled(load_codes, unroll), unrolled(load_scales, groups), unrolled(multiply_step, unroll)
+        unrolled(load_codes, unroll), unrolled(load_scales, max(1, products.loads)), unrolled(multiply_step, unroll)
     )  # fmt: skip
-
-    @cuda.jit(device=True, forceinline=True)
-    def add_splits(sums, first):
-        """Return, in lane i < 8, the sums of rows i and i + 8 of a tile over its warps."""
-        lane, value = int32(cuda.threadIdx.x) & (WARP - 1), float32(0)
-        for split in range(splits):
-            value += sums[uint32(first + split * TILE_ROWS + (lane & (TILE_ROWS - 1)))]
-        return value, cuda.shfl_xor_sync(ALL_LANES, value, PAIRS)
 
     @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True)
     def tensor_core_gemv_kernel(x, norm, weight, arrays, n, pairs, epsilon):
-        """x [1, K], norm [K] or None, weight [n, K]: the operand's arrays, arrays: those of the outputs, pairs: pairs of weight rows."""
+        """x [M, K], norm [K] or None, weight [n, K]: the format's arrays, arrays: those of the outputs, pairs: pairs of weight rows."""
         ptx.griddepcontrol_launch_dependents()
         memory = cuda.shared.array(0, uint32, 128)
         table = cuda.shared.array(table_bytes, uint8, 128)  # without a table (0 bytes) an unused alias of `memory`
-        sums = cuda.shared.array(two_buffers, float32)
+        if is_one_row:
+            sums, rank = cuda.shared.array(shared_words, float32), int32(0)
+        else:
+            barriers, rank = cuda.shared.array(shared_words, uint32, 8), int32(ptx.cluster_ctarank())
+            begin(barriers)
+            ptx.barrier_cluster_arrive_relaxed()
         lane, warp = int32(int32(cuda.threadIdx.x) & (WARP - 1)), int32(int32(cuda.threadIdx.x) >> 5)
         tile_of_warp, split = int32(uint32(warp) // uint32(splits)), int32(uint32(warp) % uint32(splits))
-        held = Held(cuda.local.array(code_words, uint32), cuda.local.array(scale_words, uint32))
-        sums_of_lane = Sums(cuda.local.array(4, sum_type), cuda.local.array(4, float32))
-        stride, tiles = int32(int32(cuda.gridDim.x) * tiles_of_block), int32((pairs + PAIRS - 1) >> 3)
-        first_tile, buffer = int32(int32(cuda.blockIdx.x) * tiles_of_block), int32(0)
+        registers = Registers(
+            cuda.local.array(code_words, uint32), cuda.local.array(words, uint32), cuda.local.array(values, float32),
+            cuda.local.array(totals, sum_type),
+        )  # fmt: skip
+        tiles, stride = int32((pairs + PAIRS - 1) >> 3), int32(uint32(cuda.gridDim.x) // uint32(cluster) * uint32(tiles_of_cluster))
+        first_tile, first_step = int32(uint32(cuda.blockIdx.x) // uint32(cluster) * uint32(tiles_of_cluster)), int32(rank * steps_of_block)
         rows = rows_of_tile(int32(first_tile + tile_of_warp), n)
-        load_all_codes(weight, codes_of(rows, split), split, held)
+        load_all_codes(weight.codes, places(rows, int32(first_step + split)), int32(first_step + split), registers.codes)
         cuda.syncwarp()  # loads do not move across it: loads of codes are issued before any load that waits for another
-        kept = operand.begin(weight, rows)
-        load_all_scales(weight, rows, kept, split, held)
+        kept = begin_rows(weight, rows)
+        load_all_scales(weight, rows, kept, int32(first_step + split), registers.words)
         fill_table(table, weight)
         token = outputs.begin(arrays)
-        factor = operand.prepare(x, norm, epsilon, memory)
-        decoder = decoder_of(table)
+        if not is_one_row:
+            ptx.barrier_cluster_wait()  # all blocks of the cluster have initialised their mbarriers
+        factor = products.prepare(x, norm, epsilon, rank, memory)
+        decoding = decoding_of(table)
+        i, tile_before = int32(0), int32(0)
         while first_tile < tiles:
             following, pair = int32(first_tile + stride), int32((first_tile + tile_of_warp) * PAIRS + (lane & (PAIRS - 1)))
             next_rows = rows_of_tile(int32(following + tile_of_warp), n)
-            next_kept = operand.begin(weight, next_rows)
-            prepared = outputs.prepare(arrays, token, pair)
-            for i in range(4):
-                sums_of_lane.total[i] = 0
+            next_kept = begin_rows(weight, next_rows)
+            if is_one_row:
+                prepared = outputs.prepare(arrays, token, 0, pair)
+            for register in range(totals):
+                registers.total[register] = 0
             for chunk in range(chunks):
-                first = int32(chunk * unroll * splits + split)
+                local = int32(chunk * stride_of_chunk + split)
+                convert(decoding, kept, registers)
                 if chunk + 1 < chunks:
-                    goes_on, then_rows, then_kept, then_first = True, rows, kept, int32(first + unroll * splits)
+                    goes_on, rows_then, kept_then, first_then = True, rows, kept, int32(first_step + local + stride_of_chunk)
                 else:
-                    goes_on, then_rows, then_kept, then_first = following < tiles, next_rows, next_kept, split
-                then = codes_of(then_rows, then_first), then_rows, then_kept, then_first
-                multiply_steps(memory, decoder, weight, held, sums_of_lane, kept, first, goes_on, *then)
-            low, high = operand.finish(kept, sums_of_lane.total, factor)
-            if lane & 3 == 0:
-                sums[uint32(buffer + warp * TILE_ROWS + (lane >> 2))] = low
-                sums[uint32(buffer + warp * TILE_ROWS + (lane >> 2) + PAIRS)] = high
-            cuda.syncthreads()
-            if split == 0:
-                low, high = add_splits(sums, int32(buffer + warp * TILE_ROWS))
-                if lane < PAIRS and pair < pairs:
-                    outputs.write(arrays, prepared, pair, low, high)
-            first_tile, buffer, rows, kept = following, int32(sums_of_block - buffer), next_rows, next_kept
+                    goes_on, rows_then, kept_then, first_then = following < tiles, next_rows, next_kept, int32(first_step + split)
+                if group == 0 and goes_on:
+                    load_all_scales(weight, rows_then, kept_then, first_then, registers.words)
+                then = places(rows_then, first_then), rows_then, kept_then, first_then
+                multiply_steps(memory, decoding, weight, kept, registers, local, goes_on, *then)
+            if is_one_row:
+                low, high = add_in_block(sums, i, warp, split, *finish(kept, registers.total, factor))
+                if split == 0 and lane < PAIRS and pair < pairs:
+                    outputs.write(arrays, prepared, 0, pair, low, high)
+            else:
+                if i > 0 and warp == i % warps:
+                    finish(memory, barriers, int32(i - 1), following < tiles, arrays, int32(x.shape[0]), rank, tile_before, pairs)
+                send(memory, barriers, i, registers.total, rank, split, tile_of_warp)
+            tile_before, first_tile, i, rows, kept = first_tile, following, int32(i + 1), next_rows, next_kept
+        if not is_one_row and warp == i % warps:
+            finish(memory, barriers, int32(i - 1), False, arrays, int32(x.shape[0]), rank, tile_before, pairs)
 
     return tensor_core_gemv_kernel

@@ -1,12 +1,14 @@
 """Outputs made from the two sums of a pair of weight rows: plain, gated, or query, keys and values.
 
-    Plain      rows 16 i + j and 16 i + j + 8:  out[n] = sum + bias[n] + residual[n]
-    Gated      a row of the gate and that of up:  out[n] = silu(low) * high
+    Plain      rows 16 i + j and 16 i + j + 8:  out[m, n] = sum + bias[n] + residual[m, n]
+    Gated      a row of the gate and that of up:  out[m, n] = silu(low) * high
     Attention  components d and d + D / 2 of a head:  RoPE rotates query and keys, not values; keys and values go to the cache
 
-`rows_of` gives the weight rows of a pair, `prepare` loads the other inputs of its outputs before its sums are done, `write` stores them.
+mma.sync's operand A has 16 rows, eight "low" ones and eight "high" ones: `rows_of` gives the weight rows of a pair, `prepare` loads the
+other inputs of its outputs, for one row of x before its sums are done, and `write` stores them.
 
-Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU); kernels/kv/qkv_rope_append.py.
+Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU); PTX ISA, "Matrix fragments for mma.m16n8k16";
+kernels/kv/qkv_rope_append.py.
 """
 
 import functools
@@ -17,7 +19,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
-from minllm.kernels.matmul.quantized.row_pairs import PAIRS, gated_rows, plain_column
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import PAIRS, TILE_ROWS
 from minllm.runtime.array_protocol import Array
 
 
@@ -26,8 +28,8 @@ class Outputs(NamedTuple):
 
     rows_of: Callable  # (pair, rows of weight) -> (low, high); pairs past the last repeat it
     begin: Callable  # (arrays) -> `token`, the data that all pairs need, after the preceding kernels have ended
-    prepare: Callable  # (arrays, token, pair) -> `prepared`, the other inputs of a pair's outputs
-    write: Callable  # (arrays, prepared, pair, low, high)
+    prepare: Callable  # (arrays, token, m, pair) -> `prepared`, the other inputs of a pair's outputs for row m of x
+    write: Callable  # (arrays, prepared, m, pair, low, high)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -37,7 +39,7 @@ def begin_nothing(arrays):
 
 
 class Plain(NamedTuple):
-    """Arrays of plain outputs: bias [N] or None, residual [N] or None, out [N]."""
+    """Arrays of plain outputs: bias [N] or None, residual [M, N] or None, out [M, N]."""
 
     bias: Array
     residual: Array
@@ -45,19 +47,13 @@ class Plain(NamedTuple):
 
 
 @cuda.jit(device=True, forceinline=True)
-def element(row, column):
-    """Return an element unconverted, so that nothing waits for its load yet."""
-    return row[uint32(column)]
-
-
-@cuda.jit(device=True, forceinline=True)
-def no_element(row, column):
-    """Return 0, for an absent bias or residual."""
-    return float32(0)
+def plain_column(pair):
+    """Return the column of out that belongs to the first row of a pair."""
+    return int32((pair >> 3) * TILE_ROWS + (pair & (PAIRS - 1)))
 
 
 class Addends(NamedTuple):
-    """Bias and residual of a pair's outputs, unconverted."""
+    """Bias and residual of a pair's outputs, unconverted, so that nothing waits for their loads yet."""
 
     low_bias: float
     high_bias: float
@@ -68,7 +64,6 @@ class Addends(NamedTuple):
 @functools.cache
 def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
     """Return the Outputs for Plain arrays."""
-    bias_at, residual_at = element if has_bias else no_element, element if has_residual else no_element
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of(pair, rows):
@@ -76,39 +71,56 @@ def make_plain(has_bias: bool, has_residual: bool) -> Outputs:
         return min(low, int32(rows - 1)), min(int32(low + PAIRS), int32(rows - 1))
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare(arrays, token, pair):
-        low, high = rows_of(pair, int32(arrays.out.shape[0]))
-        biases = bias_at(arrays.bias, low), bias_at(arrays.bias, high)
-        return Addends(biases[0], biases[1], residual_at(arrays.residual, low), residual_at(arrays.residual, high))
+    def bias_of(arrays, column):
+        return arrays.bias[uint32(column)] if has_bias else float32(0)
 
     @cuda.jit(device=True, forceinline=True)
-    def write(arrays, addends, pair, low, high):
-        column, columns = plain_column(pair), int32(arrays.out.shape[0])
+    def residual_of(arrays, m, column):
+        return arrays.residual[m, uint32(column)] if has_residual else float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def prepare(arrays, token, m, pair):
+        low, high = rows_of(pair, int32(arrays.out.shape[1]))
+        return Addends(bias_of(arrays, low), bias_of(arrays, high), residual_of(arrays, m, low), residual_of(arrays, m, high))
+
+    @cuda.jit(device=True, forceinline=True)
+    def write(arrays, addends, m, pair, low, high):
+        column, columns = plain_column(pair), int32(arrays.out.shape[1])
         if column < columns:
-            arrays.out[uint32(column)] = low + float32(addends.low_bias) + float32(addends.low_residual)
+            arrays.out[m, uint32(column)] = low + float32(addends.low_bias) + float32(addends.low_residual)
         if int32(column + PAIRS) < columns:
-            arrays.out[uint32(column + PAIRS)] = high + float32(addends.high_bias) + float32(addends.high_residual)
+            arrays.out[m, uint32(column + PAIRS)] = high + float32(addends.high_bias) + float32(addends.high_residual)
 
     return Outputs(rows_of, begin_nothing, prepare, write)
 
 
 class Gated(NamedTuple):
-    """Array of gated outputs: out [I]."""
+    """Array of gated outputs: out [M, I]."""
 
     out: Array
 
 
 @cuda.jit(device=True, forceinline=True)
-def prepare_gated(arrays, token, pair):
+def gated_rows(pair, rows):
+    """Return a row of the gate, in the first half of weight, and the matching row of up."""
+    low = min(int32(pair), int32((rows >> 1) - 1))
+    return low, int32(low + (rows >> 1))
+
+
+@cuda.jit(device=True, forceinline=True)
+def prepare_gated(arrays, token, m, pair):
     """Outputs.prepare for gated outputs, which have no other inputs."""
     return pair
 
 
 @cuda.jit(device=True, forceinline=True)
-def write_gated(arrays, prepared, pair, low, high):
+def write_gated(arrays, prepared, m, pair, low, high):
     """Write silu(gate) * up."""
-    if pair < int32(arrays.out.shape[0]):
-        arrays.out[uint32(pair)] = low * sigmoid(low) * high
+    if pair < int32(arrays.out.shape[1]):
+        arrays.out[m, uint32(pair)] = low * sigmoid(low) * high
+
+
+GATED = Outputs(gated_rows, begin_nothing, prepare_gated, write_gated)
 
 
 class Attention(NamedTuple):
@@ -146,7 +158,7 @@ class Turn(NamedTuple):
 @functools.cache
 def make_attention(head_dim: int, has_bias: bool) -> Outputs:
     """Return the Outputs for Attention arrays."""
-    half, bias_at = head_dim // 2, element if has_bias else no_element
+    half = head_dim // 2
 
     @cuda.jit(device=True, forceinline=True)
     def attention_rows(pair, rows):
@@ -160,17 +172,20 @@ def make_attention(head_dim: int, has_bias: bool) -> Outputs:
         return Token(int32(arrays.positions[0]), int32(arrays.slot_mapping[0]))
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare(arrays, token, pair):
+    def bias_of(arrays, row):
+        return arrays.bias[uint32(row)] if has_bias else float32(0)
+
+    @cuda.jit(device=True, forceinline=True)
+    def prepare(arrays, token, m, pair):
         last = (arrays.query.shape[1] + 2 * arrays.key_cache.shape[1]) * half - 1
         pair = uint32(min(int32(pair), int32(last)))
         head, component = uint32(pair // uint32(half)), uint32(pair % uint32(half))
         row = int32(head * uint32(head_dim) + component)
         cosine, sine = arrays.cos_sin[token.position, component], arrays.cos_sin[token.position, uint32(component + uint32(half))]
-        low_bias, high_bias = bias_at(arrays.bias, row), bias_at(arrays.bias, row + half)
-        return Turn(head, component, cosine, sine, token.slot, low_bias, high_bias)
+        return Turn(head, component, cosine, sine, token.slot, bias_of(arrays, row), bias_of(arrays, row + half))
 
     @cuda.jit(device=True, forceinline=True)
-    def write(arrays, prepared, pair, low, high):
+    def write(arrays, prepared, m, pair, low, high):
         heads, kv_heads = arrays.query.shape[1], arrays.key_cache.shape[1]
         head, component, cosine, sine, slot, low_bias, high_bias = prepared
         if pair >= (heads + 2 * kv_heads) * half:
@@ -188,6 +203,3 @@ def make_attention(head_dim: int, has_bias: bool) -> Outputs:
                 arrays.value_cache[slot, head - heads - kv_heads, component + half] = b
 
     return Outputs(attention_rows, begin, prepare, write)
-
-
-GATED = Outputs(gated_rows, begin_nothing, prepare_gated, write_gated)

@@ -1,9 +1,9 @@
 """A block's part of x in shared memory, as mma.sync's operand B: 16 bytes per token, word of codes, and lane.
 
-    memory[step, w, token, t] = the eight inputs of word w of lane t (BatchedDecoder)            followed by sums[step, group, token]
+    memory[step, w, token, t] = the eight inputs of word w of lane t (MmaDecoder)            followed by sums[step, group, token]
 
-The 32 lanes of a warp read 512 adjacent bytes for eight tokens, without bank conflicts. The sums of x over groups are added by shuffles
-while x is copied.
+The 32 lanes of a warp read 512 adjacent bytes for eight tokens, or 64 for one, without bank conflicts. The sums of x over groups are added
+by shuffles while x is copied. normed_x.py writes one row of x in the same order.
 
 Source: PTX ISA, "Matrix fragments for mma.m16n8k16".
 """
@@ -14,8 +14,8 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import INPUTS, BatchedGemvTiling
-from minllm.kernels.quantization.decoder import BatchedDecoder
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import TensorCoreGemvTiling
+from minllm.kernels.quantization.decoder import INPUTS, MmaDecoder
 from minllm.kernels.vector import load_words, vector_unpack
 from minllm.tiles.warp import ALL_LANES, WARP
 
@@ -24,12 +24,12 @@ WIDTH = 8  # numbers per vector
 VECTORS, WORDS = 16, 4  # 16-byte vectors of x per row and step; words of codes per lane, row and step
 
 
-def x_bytes(tiling: BatchedGemvTiling, steps: int, groups: int) -> int:
+def x_bytes(tiling: TensorCoreGemvTiling, steps: int, groups: int) -> int:
     """Return the bytes of a block's part of x and of its sums."""
     return 4 * (first_sum(tiling, steps) + tiling.steps_of_block(steps) * groups * tiling.tokens)
 
 
-def first_sum(tiling: BatchedGemvTiling, steps: int) -> int:
+def first_sum(tiling: TensorCoreGemvTiling, steps: int) -> int:
     """Return the word of shared memory where the sums of a block's part of x begin."""
     return tiling.steps_of_block(steps) * tiling.tokens * VECTORS * 4
 
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     sum: int
 
 
-def make_place_of(tiling: BatchedGemvTiling, groups: int):
+def make_place_of(tiling: TensorCoreGemvTiling, groups: int):
     """place_of(number): the Place of a vector of the block's part of x.
 
     The 32 vectors of a warp are one step of two tokens: adjacent in each row of x, and eight at a time adjacent in shared memory.
@@ -63,12 +63,12 @@ def make_place_of(tiling: BatchedGemvTiling, groups: int):
     return place_of
 
 
-def make_store_sum(tiling: BatchedGemvTiling, decoder: BatchedDecoder, steps: int, dtype: str):
-    """Return the device function that adds up the vectors of a group, each held by a lane, and stores their sum times the decoder's unit.
+def make_store_sum(tiling: TensorCoreGemvTiling, decoder: MmaDecoder, steps: int, dtype: str):
+    """Return the device function that stores the sum of a group, whose vectors lanes hold, times the decoder's unit of sums.
 
     words[at : at + 4]: the lane's vector. All lanes of a warp must call it.
     """
-    unpack, words_of_a_group, unit, first = vector_unpack(dtype), WORDS // decoder.groups, decoder.unit, first_sum(tiling, steps)
+    unpack, words_of_a_group, unit, first = vector_unpack(dtype), WORDS // decoder.groups, decoder.unit_of_sums, first_sum(tiling, steps)
     of_a_group = {1: 3, 2: 3 | 8, 4: 3 | 8 | 16}[words_of_a_group]  # the bits in which lanes with vectors of the same group differ
 
     @cuda.jit(device=True, forceinline=True)
@@ -89,12 +89,12 @@ def make_store_sum(tiling: BatchedGemvTiling, decoder: BatchedDecoder, steps: in
     return store_sum
 
 
-def make_load_x(tiling: BatchedGemvTiling, decoder: BatchedDecoder, k: int, dtype: str):
-    """load_x(x, rank, memory): copy the part of x of the block with this rank in its cluster to shared memory, with its sums.
+def make_load_x(tiling: TensorCoreGemvTiling, decoder: MmaDecoder, k: int, dtype: str):
+    """load_x(x, norm, epsilon, rank, memory): copy the part of x of the block with this rank in its cluster, and its sums; return 1.
 
-    It goes through registers: cp.async takes five times as long if neighbours in x do not stay neighbours.
+    It goes through registers: cp.async takes five times as long if neighbours in x do not stay neighbours. norm, epsilon: not used.
     """
-    steps, vectors_of_k, has_sums, pair_of_x = k // INPUTS, k // 8, decoder.has_sums, decoder.pair_of_x
+    steps, vectors_of_k, has_sums, pair_of_x = k // INPUTS, k // WIDTH, decoder.unit_of_sums > 0, decoder.pair_of_x
     threads, place_of, store_sum = tiling.threads, make_place_of(tiling, decoder.groups), make_store_sum(tiling, decoder, steps, dtype)
     vectors = tiling.steps_of_block(steps) * VECTORS
     all_vectors = tiling.tokens * vectors
@@ -119,7 +119,8 @@ def make_load_x(tiling: BatchedGemvTiling, decoder: BatchedDecoder, k: int, dtyp
         ptx.store_128(memory, place.word, pair_of_x(one, 0), pair_of_x(two, 1), pair_of_x(three, 2), pair_of_x(four, 3))
 
     @cuda.jit(device=True, forceinline=True)
-    def load_x(x, rank, memory):
+    def load_x(x, norm, epsilon, rank, memory):
+        ptx.griddepcontrol_wait()
         first, words = uint32(uint32(rank) * uint32(vectors)), cuda.local.array(words_at_a_time, uint32)
         for begin in range(int32(cuda.threadIdx.x), all_vectors, threads * at_a_time):
             for i in range(at_a_time):
@@ -128,11 +129,13 @@ def make_load_x(tiling: BatchedGemvTiling, decoder: BatchedDecoder, k: int, dtyp
                 number = uint32(begin + i * threads)
                 if all_are_there or number < uint32(all_vectors):
                     store(x, first, place_of(number), words, 4 * i, memory)
+        cuda.syncthreads()
+        return float32(1)
 
     return load_x
 
 
-def make_load_word(tiling: BatchedGemvTiling):
+def make_load_word(tiling: TensorCoreGemvTiling):
     """load_word(memory, step, w, b): a lane loads its inputs of word w of a step, for its column of each eight tokens."""
     tokens, blocks = tiling.tokens, tiling.tokens // 8
 

@@ -1,35 +1,50 @@
-"""Sums of a tile: sent by st.async to the block that writes them, and added in the order of the parts of K.
+"""Sums of a tile, added in the order of the parts of K: among the warps of a block, or of a cluster.
 
-    sums[buffer, part of K, pair, two tokens, 4]       of the pairs that a block of the cluster owns: row low of both tokens, then row high
+    one row of x    sums[buffer, warp, row of the tile]      the first warp of a tile writes its outputs after a block barrier
+    several rows    sums[buffer, part of K, pair, two tokens, 4]       of the pairs that a block owns: row low of both tokens, then row high
 
-Each of the two buffers has one mbarrier that tells its block that all parts have arrived, and one that tells it that all blocks of the
-cluster have emptied theirs. So no warp waits at a block barrier, or at a cluster barrier: its release would wait until all stores of the
-warp are visible to the whole GPU, which took a quarter of the kernel's time. The warps take turns in adding the parts of a tile and writing
-its outputs.
+In a cluster they are sent by st.async to the block that writes them. Each of the two buffers has one mbarrier that tells its block that
+all parts have arrived, and one that tells it that all blocks of the cluster have emptied theirs. So no warp waits at a block barrier, or at
+a cluster barrier: its release would wait until all stores of the warp are visible to the whole GPU, which took a quarter of the kernel's
+time. The warps take turns in adding the parts of a tile and writing its outputs.
 
 Source: PTX ISA, "st.async", "mapa", "mbarrier".
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.matmul.quantized.batched_gemv.tiling import BatchedGemvTiling
-from minllm.kernels.matmul.quantized.row_pairs import PAIRS
+from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import Outputs
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import BUFFERS, PAIRS, TILE_ROWS, TensorCoreGemvTiling
 from minllm.tiles.pipeline import BARRIER_BYTES
-from minllm.tiles.warp import WARP
-
-BUFFERS = 2
+from minllm.tiles.warp import ALL_LANES, WARP
 
 
-class Outputs(NamedTuple):
-    """Device functions that write the two sums of a pair of rows (outputs.py)."""
+def make_add_in_block(tiling: TensorCoreGemvTiling):
+    """Return the device function: lane i < 8 of a tile's first warp gets the sums of rows i and i + 8 over its warps.
 
-    rows_of: Callable  # (pair, rows of weight) -> (low, high); pairs past the last repeat it
-    write: Callable  # (bias, out, token, pair, low, high)
+    All threads of the block must call it.
+    """
+    splits, sums_of_block = tiling.splits, tiling.warps * TILE_ROWS
+
+    @cuda.jit(device=True, forceinline=True)
+    def add_in_block(sums, i, warp, split, low, high):
+        lane, value = int32(int32(cuda.threadIdx.x) & (WARP - 1)), float32(0)
+        first = int32((i & 1) * sums_of_block + warp * TILE_ROWS)
+        if lane & 3 == 0:
+            sums[uint32(first + (lane >> 2))] = low
+            sums[uint32(first + (lane >> 2) + PAIRS)] = high
+        cuda.syncthreads()
+        if split > 0:
+            return float32(0), float32(0)
+        for part in range(splits):
+            value += sums[uint32(first + part * TILE_ROWS + (lane & (TILE_ROWS - 1)))]
+        return value, cuda.shfl_xor_sync(ALL_LANES, value, PAIRS)
+
+    return add_in_block
 
 
 class Buffer(NamedTuple):
@@ -49,7 +64,7 @@ def buffer_of(barriers, i):
     return Buffer(number, full, uint32(full + uint32(BUFFERS * BARRIER_BYTES)), uint32(i) // uint32(BUFFERS) & uint32(1))
 
 
-def make_begin(tiling: BatchedGemvTiling):
+def make_begin(tiling: TensorCoreGemvTiling):
     """begin(barriers): a block initialises its mbarriers, before it arrives at the cluster barrier."""
     buffer_bytes, cluster = tiling.sums * 4, tiling.cluster
 
@@ -66,7 +81,7 @@ def make_begin(tiling: BatchedGemvTiling):
     return begin
 
 
-def make_send(tiling: BatchedGemvTiling, first_word: int):
+def make_send(tiling: TensorCoreGemvTiling, first_word: int):
     """Return the device function that sends a warp's sums of the i-th tiles; buffers: memory[first_word :]."""
     pairs, splits, blocks, twos, sums_of_block = tiling.pairs, tiling.splits, tiling.tokens // 8, tiling.tokens // 2, tiling.sums
 
@@ -87,16 +102,16 @@ def make_send(tiling: BatchedGemvTiling, first_word: int):
     return send
 
 
-def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_word: int):
+def make_finish(tiling: TensorCoreGemvTiling, outputs: Outputs, first_word: int):
     """Return the device function: a warp adds the parts of the i-th tiles and writes its block's outputs."""
-    own, parts, twos, write, per_unit = tiling.pairs, tiling.parts_of_k, tiling.tokens // 2, outputs.write, 1 / unit
+    own, parts, twos, prepare, write = tiling.pairs, tiling.parts_of_k, tiling.tokens // 2, outputs.prepare, outputs.write
     items, buffer_bytes, sums_of_block, cluster = tiling.tokens // 2 * tiling.pairs, tiling.sums * 4, tiling.sums, tiling.cluster
     rounds = ceil_div(items, WARP)
     held = 4 * rounds
 
     @cuda.jit(device=True, forceinline=True)
     def add_parts(memory, buffer, item, totals, at):
-        """totals[at : at + 4] = the sums of a pair and two tokens over all parts of K, divided by `unit`."""
+        """totals[at : at + 4] = the sums of a pair and two tokens over all parts of K."""
         for j in range(4):
             totals[at + j] = float32(0)
         for part in range(parts):
@@ -106,8 +121,6 @@ def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_
             totals[at + 1] += ptx.uint_as_float(two)
             totals[at + 2] += ptx.uint_as_float(three)
             totals[at + 3] += ptx.uint_as_float(four)
-        for j in range(4):
-            totals[at + j] *= float32(per_unit)
 
     @cuda.jit(device=True, forceinline=True)
     def release(buffer):
@@ -121,7 +134,7 @@ def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_
             ptx.mbarrier_arrive_relaxed_cluster(ptx.mapa(buffer.empty, uint32(lane)))
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(memory, barriers, i, is_used_again, bias, out, rank, tile, pairs):
+    def finish(memory, barriers, i, is_used_again, arrays, m, rank, tile, pairs):
         totals, buffer, lane = cuda.local.array(held, float32), buffer_of(barriers, i), uint32(cuda.threadIdx.x) & uint32(WARP - 1)
         ptx.mbarrier_wait_parity(buffer.full, buffer.phase)
         for r in range(rounds):
@@ -134,7 +147,8 @@ def make_finish(tiling: BatchedGemvTiling, outputs: Outputs, unit: float, first_
             item = uint32(lane + uint32(r * WARP))
             pair, token = int32(tile * PAIRS + rank * own + int32(item // uint32(twos))), int32(item % uint32(twos) * uint32(2))
             for column in range(2):
-                if item < uint32(items) and pair < pairs and token + column < int32(out.shape[0]):
-                    write(bias, out, int32(token + column), pair, totals[4 * r + column], totals[4 * r + 2 + column])
+                if item < uint32(items) and pair < pairs and token + column < m:
+                    row = int32(token + column)
+                    write(arrays, prepare(arrays, int32(0), row, pair), row, pair, totals[4 * r + column], totals[4 * r + 2 + column])
 
     return finish

@@ -1,7 +1,6 @@
-"""One row of x, or its RMSNorm, in shared memory as the tensor cores' operand B.
+"""One row of x, or its RMSNorm, in shared memory: as 16-bit numbers and their sums (x.py), or as 8-bit codes and a scale.
 
-It is stored as 16-bit numbers and their sums, or as 8-bit codes and a scale. Every block computes this for itself while its first
-codes are in flight, so that neither a norm nor a quantising kernel is launched:
+Every block computes this for itself while its first codes are in flight, so that neither a norm nor a quantising kernel is launched:
 
     y = x * norm, or x                                          16 bits
     scale = max |y| / largest, code = round(y / scale)          largest: 127 (int8), 448 (fp8)
@@ -18,14 +17,13 @@ from numba.cuda import libdevice
 
 from minllm import ptx
 from minllm.kernels.arguments import ceil_div
-from minllm.kernels.quantization.decoder import RowCodes
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import TensorCoreGemvTiling
+from minllm.kernels.matmul.quantized.tensor_core_gemv.x import VECTORS, WIDTH, first_sum
+from minllm.kernels.quantization.decoder import INPUTS, PACK, ROW_BYTES, MmaDecoder, RowCodes
 from minllm.kernels.reduction import block_max, block_sum
-from minllm.kernels.vector import load_words, vector_access, vector_unpack
+from minllm.kernels.vector import load_words, vector_unpack
 from minllm.tiles.warp import ALL_LANES, WARP
 
-WIDTH = 8  # 16-bit numbers per vector
-VECTORS_OF_A_STEP = 16  # vectors per step of 128 inputs, four for each lane of a row
-PAIR_ORDER = (0, 1, 4, 5, 2, 3, 6, 7)  # order of a vector's numbers: pairs that one mma.sync multiplies are adjacent
 STEP_MASK = 0xFFFFFFF0  # bits of a vector's number that select its step
 
 
@@ -74,40 +72,55 @@ def make_row(k: int, padded_k: int, threads: int, dtype: str):
     return words_of_each, load, values_of, inverse_rms
 
 
-def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts: int, unit: float = 1.0, unit_of_sums: float = 1.0):
-    """Return Operand.prepare for 16-bit x: memory = its vectors in reading order, then the sums of parts of steps.
+def make_prepare_numbers(tiling: TensorCoreGemvTiling, decoder: MmaDecoder, k: int, dtype: str):
+    """prepare(x, norm, epsilon, rank, memory): write y as 16-bit numbers with the sums of groups, and return `factor`; rank: 0.
 
-    Numbers are multiplied by `unit`, sums by `unit_of_sums`. The first and the third pair of a vector come before the others.
-    Lane t of a row reads vectors 4 t to 4 t + 3 of a step, one after another. The vectors that four lanes read at a time are adjacent, so
-    that no two are in the same bank.
+    A lane reads the 16-byte vectors 4 t to 4 t + 3 of a step, one after another. Those that four lanes read at a time are adjacent, so that
+    no two are in the same bank.
     """
-    held, load, values_of, inverse_rms = make_row(k, padded_k, threads, dtype)
-    store, sums_at, vectors = vector_access(dtype)[2], padded_k // 2, padded_k // WIDTH
-    vectors_of_a_part, each, unit_of_values = VECTORS_OF_A_STEP // parts, held // 4, unit_of_sums / unit
+    steps, threads = k // INPUTS, tiling.threads
+    held, load, values_of, inverse_rms = make_row(k, tiling.padded_steps(steps) * INPUTS, threads, dtype)
+    vectors, vectors_of_a_group, each = tiling.padded_steps(steps) * VECTORS, VECTORS // decoder.groups, held // 4
+    unpack, pack, pair_of_x, unit, sums_at = (
+        vector_unpack(dtype),
+        PACK[dtype],
+        decoder.pair_of_x,
+        decoder.unit_of_sums,
+        first_sum(tiling, steps),
+    )
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare(x, norm, epsilon, memory):
+    def store_sum(packed, vector, memory):
+        """Store the sum of a group, whose vectors neighbouring lanes hold, times the decoder's unit of sums."""
+        values, total, distance = cuda.local.array(WIDTH, float32), float32(0), 1
+        unpack(packed, 0, values, 0)
+        for j in range(WIDTH):
+            total += values[j]
+        while distance < vectors_of_a_group:
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+            distance *= 2
+        if vector < uint32(vectors) and vector % uint32(vectors_of_a_group) == uint32(0):
+            memory[uint32(vector // uint32(vectors_of_a_group) + uint32(sums_at))] = ptx.float_as_uint(total * float32(unit))
+
+    @cuda.jit(device=True, forceinline=True)
+    def prepare(x, norm, epsilon, rank, memory):
         words, weights = cuda.local.array(held, uint32), cuda.local.array(held, uint32)
-        values, ordered = cuda.local.array(WIDTH, float32), cuda.local.array(WIDTH, float32)
+        values, packed = cuda.local.array(WIDTH, float32), cuda.local.array(4, uint32)
         load(x, norm, words, weights)
         squares = float32(0)
         for i in range(each):
             vector = uint32(uint32(cuda.threadIdx.x) + uint32(i * threads))
             squares += values_of(words, i, norm, weights, values)
-            in_step = (vector & uint32(3)) << uint32(2) | vector >> uint32(2) & uint32(3)
-            for j in range(WIDTH):
-                ordered[j] = values[PAIR_ORDER[j]] * float32(unit)
+            for j in range(4):
+                packed[j] = pack(values[2 * j], values[2 * j + 1])
+            if unit > 0:
+                store_sum(packed, vector, memory)
+            place = uint32(
+                ((vector & uint32(STEP_MASK)) | (vector & uint32(3)) << uint32(2) | vector >> uint32(2) & uint32(3)) << uint32(2)
+            )
             if vector < uint32(vectors):
-                store(memory, uint32(((vector & uint32(STEP_MASK)) | in_step) << uint32(2)), ordered, 0)  # also rounds `ordered`
-            total = float32(0)
-            for j in range(WIDTH):
-                total += ordered[j] * float32(unit_of_values)
-            distance = 1
-            while distance < vectors_of_a_part:
-                total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-                distance *= 2
-            if vector < uint32(vectors) and vector % uint32(vectors_of_a_part) == uint32(0):
-                memory[uint32(vector // uint32(vectors_of_a_part) + uint32(sums_at))] = ptx.float_as_uint(total)
+                one, two, three, four = packed[0], packed[1], packed[2], packed[3]
+                ptx.store_128(memory, place, pair_of_x(one, 0), pair_of_x(two, 1), pair_of_x(three, 2), pair_of_x(four, 3))
         if norm is None:
             cuda.syncthreads()
             return float32(1)
@@ -116,14 +129,15 @@ def make_prepare_numbers(k: int, padded_k: int, threads: int, dtype: str, parts:
     return prepare
 
 
-def make_prepare_codes(k: int, padded_k: int, threads: int, dtype: str, code: RowCodes):
-    """Return Operand.prepare for x in codes: memory = its codes, four per word."""
+def make_prepare_codes(tiling: TensorCoreGemvTiling, code: RowCodes, k: int, dtype: str):
+    """prepare(x, norm, epsilon, rank, memory): write y as codes, four per word, and return factor times scale; rank: 0."""
+    padded_k, threads = tiling.padded_steps(k // ROW_BYTES) * ROW_BYTES, tiling.threads
     held, load, values_of, inverse_rms = make_row(k, padded_k, threads, dtype)
     largest, inverse_largest, each = float(code.largest), 1 / code.largest, held // 4
     word_of, vectors = code.word, padded_k // WIDTH
 
     @cuda.jit(device=True, forceinline=True)
-    def prepare(x, norm, epsilon, memory):
+    def prepare(x, norm, epsilon, rank, memory):
         words, weights, values = cuda.local.array(held, uint32), cuda.local.array(held, uint32), cuda.local.array(WIDTH, float32)
         load(x, norm, words, weights)
         top, squares = float32(0), float32(0)
