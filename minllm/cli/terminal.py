@@ -76,7 +76,8 @@ def run_to_the_end(command: Callable[[], None]) -> None:
         drop_output()
     except OSError as error:
         with suppress(OSError):
-            print(f"minllm: {error}", file=sys.stderr)
+            if not code:  # otherwise an error was reported, perhaps this one
+                print(f"minllm: {error}", file=sys.stderr)
         drop_output()
         code = code or 1
     sys.exit(code)

@@ -118,7 +118,7 @@ def test_the_tool_writes_a_file_that_reads_back_and_merges(tool, tmp_path):
     assert sum(line.startswith("  {") for line in path.read_text().splitlines()) == 2
 
 
-def test_keys_are_shared_with_processes_that_start_later(monkeypatch):
+def test_keys_are_shared_with_processes_that_start_later(monkeypatch, forked_python):
     row = dict(benchmark="rope", variant="rope", case="a")
     monkeypatch.setenv(kernel_keys.SHARED_KEYS, "")
     kernel_keys.share_keys([row, dict(row, benchmark="copy"), row])

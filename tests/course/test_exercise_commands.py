@@ -22,7 +22,7 @@ def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_a_reader_does_an_exercise(tmp_path, monkeypatch):
+def test_a_reader_does_an_exercise(tmp_path, monkeypatch, forked_python):
     listed = run("exercise")
     assert listed.exit_code == 0 and all(exercise.name in listed.output for exercise in EXERCISES)
 
@@ -148,6 +148,7 @@ def not_passed(lines, tmp_path):
     return result.output
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_file_prints_and_debugs_as_any_program_does(tmp_path):
     exercise = find("costs.floor_ms")
     path = tmp_path / exercise.file_name
@@ -164,6 +165,7 @@ def test_a_fifo_is_no_exercise(tmp_path):
     assert result.exit_code == 1 and "FIFO" in result.output
 
 
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="this system has no pseudo-terminals")
 def test_a_terminal_shows_which_case_runs(tmp_path):
     """On standard error, and erased before the report; a pipe gets the report alone."""

@@ -709,6 +709,7 @@ def test_a_dropped_engine_ends_its_threads(only_new_objects):
     assert alive() is None and not any(thread.is_alive() for thread in threads)
 
 
+@pytest.mark.usefixtures("forked_python")
 @pytest.mark.parametrize("ending", ["", "raise KeyboardInterrupt"])
 def test_the_interpreter_ends_with_requests_under_way(ending):
     script = f"""

@@ -27,7 +27,7 @@ SECONDS = 60  # time limit for what takes one or two
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def own_cache(tmp_path, monkeypatch, forked_python):
     monkeypatch.setenv("MINLLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(compile_ahead, "available_cores", lambda: 2)
 

@@ -12,7 +12,10 @@ import pytest
 
 from tests.server.two_processes import engine_of, started
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes in /proc")
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes in /proc"),
+    pytest.mark.usefixtures("forked_python"),
+]
 LONG = {"prompt": "def f(x):", "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
