@@ -18,7 +18,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator, Sequence
-from multiprocessing import connection, forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import NamedTuple
 from unittest import mock
 
@@ -63,6 +63,7 @@ class Command(NamedTuple):
         files = [fcntl.fcntl(file, fcntl.F_DUPFD, HIGH) for file in forkserver.get_inherited_fds()]
         os.closerange(0, HIGH)
         forkserver._forkserver.__init__()
+        resource_tracker._resource_tracker.__init__()
         for number, file in zip(self.files, files, strict=True):
             os.dup2(file, number)
             os.close(file)

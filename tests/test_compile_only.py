@@ -92,7 +92,7 @@ def test_of_gigabytes():
 """
 
 
-def test_every_test_counts_as_compiled_whatever_ends_it(tmp_path):
+def test_every_test_counts_as_compiled_whatever_ends_it(tmp_path, forked_python):
     (tmp_path / "test_four.py").write_text(TESTS)
     (tmp_path / "plugin.py").write_text(
         "from tests.gpu.compile_only import CompileOnly\ndef pytest_configure(config):\n    config.pluginmanager.register(CompileOnly())"

@@ -19,7 +19,7 @@ def test_that_runs():
 """
 
 
-def test_a_test_that_no_signal_interrupts_fails_and_the_next_one_runs(tmp_path):
+def test_a_test_that_no_signal_interrupts_fails_and_the_next_one_runs(tmp_path, forked_python):
     (tmp_path / "test_two.py").write_text(TESTS)
     (tmp_path / "limits.py").write_text("from tests.gpu import time_limit\ntime_limit.GRACE_SECONDS = 0.2\n" + IMPORT)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 0.3\n")

@@ -46,19 +46,20 @@ def steps(model, form, dtype, ceilings):
     return found + [] if form else [*found, Row("whole prefill", f"{case}, 2048 tokens", f"{dtype}, graph replay", 7.25, "ms")]
 
 
-@pytest.fixture
-def measured(monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
     """The file of a report on a GPU that is not there."""
-    monkeypatch.setattr(report, "is_available", lambda: True)
-    monkeypatch.setattr(report, "current_device", lambda: H200)
-    monkeypatch.setattr(report, "compile_ahead", lambda *_: Compiled())
-    monkeypatch.setattr(ceilings, "copy_tb_s", lambda: 4.2471)
-    monkeypatch.setattr(driver, "release", lambda: "580.159.04")
-    monkeypatch.setattr(report, "step_rows", steps)
     case = "llama-3.2-1b (random weights), mixed-prompts, 256 requests, all at once"
-    monkeypatch.setattr(report, "serving_rows", lambda: [Row("serving throughput", case, "default", 51_234.0, "tokens/s")])
-    path = tmp_path / "report.json"
-    done = CliRunner().invoke(app, ["bench", "report", "--json", str(path)])
+    path = tmp_path_factory.mktemp("report") / "report.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "is_available", lambda: True)
+        patch.setattr(report, "current_device", lambda: H200)
+        patch.setattr(report, "compile_ahead", lambda *_: Compiled())
+        patch.setattr(ceilings, "copy_tb_s", lambda: 4.2471)
+        patch.setattr(driver, "release", lambda: "580.159.04")
+        patch.setattr(report, "step_rows", steps)
+        patch.setattr(report, "serving_rows", lambda: [Row("serving throughput", case, "default", 51_234.0, "tokens/s")])
+        done = CliRunner().invoke(app, ["bench", "report", "--json", str(path)])
     assert done.exit_code == 0, done.output
     assert "llama-3.1-8b is left out: 16 GB are needed" in done.output and "decode step, llama-3.2-1b" in done.output
     return path.read_text()

@@ -13,7 +13,7 @@ PAGE = 'Before.\n\n```python title="add.py"\nprint(1 + 1)\n```\n\n```text\n{}```
 
 
 @pytest.fixture
-def run_page():
+def run_page(forked_python):
     """The tool's `main`, under the detectors that a reader has: none but those that a program asks for."""
     spec = importlib.util.spec_from_file_location("run_page", ROOT / "tools" / "run_page.py")
     module = importlib.util.module_from_spec(spec)

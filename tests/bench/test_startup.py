@@ -16,7 +16,7 @@ def test_both_starts_are_recorded(tmp_path, capsys):
     assert "from the command to the first token" in capsys.readouterr().out
 
 
-def test_a_start_that_fails_is_an_error(tmp_path):
+def test_a_start_that_fails_is_an_error(tmp_path, forked_python):
     with pytest.raises(InvalidOptionError, match="--model nowhere"):
         startup.run("nowhere", "cpu", None)
     with pytest.raises(MinLLMError, match="exit code 1"):

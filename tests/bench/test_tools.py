@@ -212,7 +212,7 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
     assert tool.main() == 2 and "GPU" in capsys.readouterr().err
 
 
-def test_every_pattern_selects_tests():
+def test_every_pattern_selects_tests(forked_python):
     tool = load("check_memory")
     tests = tool.selected_tests()
     assert 100 < len(tests) < 700  # a few hundred, of thousands: one per kernel, and small sizes of others

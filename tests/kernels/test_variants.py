@@ -135,7 +135,7 @@ def test_a_toy_serves_the_engine_by_name(toy):
         CudaOps("float32", {"attention": "toys"}, simulated=True)
 
 
-def test_a_toy_is_tested_compiled_and_benchmarked_with_all_others(request):
+def test_a_toy_is_tested_compiled_and_benchmarked_with_all_others(request, forked_python):
     """The parameters of the tests come from the table: with one more line in it they hold the toy too, and it passes them."""
     names = ("kernels/test_launches", "kernels/attention/test_attention_ladder", "compile/test_machine_code")
     files = [f"tests/{name}.py" for name in (*names, "bench/test_kernel_benchmarks")]

@@ -93,7 +93,7 @@ def test_what_cannot_reach_another_process_is_refused(monkeypatch):
         simulate(locked, 2, 1, np.zeros(1), processes=2)
 
 
-def test_a_script_whose_launches_spread_runs_under_spawn(tmp_path):
+def test_a_script_whose_launches_spread_runs_under_spawn(tmp_path, forked_python):
     script = tmp_path / "spread.py"
     script.write_text(
         "import numpy as np\nfrom numba import cuda\nfrom minllm.sim import processes, simulate\n"
@@ -152,7 +152,7 @@ def test_progress_estimates_the_rest():
     assert str(launch) == "simulating slow: 6 of 10 blocks, about 20 s left"
 
 
-def test_pdb_steps_through_a_simulated_kernel(tmp_path):
+def test_pdb_steps_through_a_simulated_kernel(tmp_path, forked_python):
     """Breakpoint, stack, variables, and a step over a barrier, where other threads run in between."""
     script = tmp_path / "stepped.py"
     script.write_text(
