@@ -232,8 +232,8 @@ def test_letters_and_huge_numbers_are_answered_in_place(open_page, name):
         before = field.input_value()
         for wrong in ("e", "-5", "1e999", "9" * 20):
             field.press("Control+A")
-            field.press("Delete")
-            field.press_sequentially(wrong)
+            page.keyboard.insert_text(wrong)  # one event, as pasting is: the page answers each
+            assert field.input_value() in (wrong, "")  # "": what the browser does not take for a number
             said = page.inner_text(".interactive")
             assert re.search(r"must be|is a (whole )?number|is above 0", said), (field.get_attribute("id"), wrong, said[:300])
             assert not re.search("NaN|Infinity|undefined", said + page.inner_html(".interactive")), (field.get_attribute("id"), wrong)
