@@ -4,6 +4,7 @@
 """
 
 import gc
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ OF_CUDA = """bench/test_ceilings.py compile/test_inspect.py runtime/test_compile
     tiles/test_hopper_vocabulary.py""".split()
 
 collect_rarely()
+sys.modules["rfc3987_syntax"] = None  # jsonschema does without: importing it builds the grammars of IRIs, for 1.5 seconds
 
 # What a time limit of hypothesis finds on a machine with other work is that work.
 settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])

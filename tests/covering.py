@@ -23,14 +23,17 @@ Case = TypeVar("Case")
 
 def covering(cases: Sequence[Case], features: Callable[[Case], Iterable[Hashable]]) -> list[Case]:
     """A covering selection in the order of `cases`, the same in every run: the case with the most features not yet met is taken first."""
-    missing_from = [set(features(case)) for case in cases]
-    chosen = []
-    while any(missing_from):
-        best = max(range(len(cases)), key=lambda index: len(missing_from[index]))  # the first of equals
-        chosen.append(best)
-        met = set(missing_from[best])
-        for missing in missing_from:
-            missing -= met
+    features_of = [set(features(case)) for case in cases]
+    cases_with = defaultdict(list)
+    for index, its_features in enumerate(features_of):
+        for feature in its_features:
+            cases_with[feature].append(index)
+    chosen, missing = [], [len(its_features) for its_features in features_of]
+    while most := max(missing, default=0):
+        chosen.append(missing.index(most))  # the first of equals
+        for feature in features_of[chosen[-1]]:
+            for index in cases_with.pop(feature, ()):
+                missing[index] -= 1
     return [cases[index] for index in sorted(chosen)]
 
 
