@@ -14,6 +14,13 @@ pytest.importorskip("setuptools", reason="building a wheel needs setuptools")
 ROOT = Path(__file__).parents[2]
 
 
+def run_backend(build, into, source):
+    """Let a function of the build backend make a wheel of a source tree, as pip does."""
+    program = f"from setuptools import build_meta; build_meta.{build}({str(into)!r})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=source, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The file names in a wheel that is built from a copy of the tree, so that the build leaves nothing behind."""
@@ -21,9 +28,7 @@ def wheel(tmp_path_factory):
     shutil.copytree(ROOT / "minllm", copy / "minllm", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(built), str(copy)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
+    run_backend("build_wheel", built, copy)
     (path,) = built.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         return set(archive.namelist()), archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode()
@@ -52,9 +57,7 @@ def workspace(tmp_path_factory):
     site.mkdir()
     for name in ("minllm", "pyproject.toml", "README.md", "LICENSE"):
         (clone / name).symlink_to(ROOT / name)
-    build = f"from setuptools.build_meta import build_editable; build_editable({str(site)!r})"
-    done = subprocess.run([sys.executable, "-c", build], cwd=clone, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    run_backend("build_editable", site, clone)
     with zipfile.ZipFile(next(site.glob("*.whl"))) as archive:
         archive.extractall(site)
     return folder
