@@ -114,13 +114,13 @@ def test_a_fault_of_a_users_function_ends_its_request_alone(both):
     _, ranks = both
     with pytest.raises(ZeroDivisionError, match="a fault of this test"):
         ranks.generate([3, 4], SamplingParams(max_tokens=3, logits_processors=[failing]))
-    test_tokens_are_those_of_one_process_and_ranks_agree_bitwise("greedy", both)
+    test_tokens_are_those_of_one_process_and_ranks_agree_bitwise("processed", both)
 
 
 def test_ranks_meet_after_their_warm_up(both):
     """All reply to the capture of graphs, of which the CPU has none, before the next step."""
     both[1].engine.runner.capture_graphs({SamplingKind.GREEDY})
-    test_tokens_are_those_of_one_process_and_ranks_agree_bitwise("greedy", both)
+    test_tokens_are_those_of_one_process_and_ranks_agree_bitwise("processed", both)
 
 
 def test_contrastive_search_is_refused(both):
