@@ -97,7 +97,7 @@ def test_every_test_counts_as_compiled_whatever_ends_it(tmp_path, forked_python)
     (tmp_path / "plugin.py").write_text(
         "from tests.gpu.compile_only import CompileOnly\ndef pytest_configure(config):\n    config.pluginmanager.register(CompileOnly())"
     )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT))), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "-p", "plugin", "-s", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "4 compiled" in done.stdout and "cccc" in done.stdout and "RUN" not in done.stdout

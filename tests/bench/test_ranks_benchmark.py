@@ -12,7 +12,7 @@ from minllm.models.shapes import named_config
 from tests.engine.models import model_directory
 
 
-def test_every_split_is_measured(tmp_path):
+def test_every_split_is_measured(tmp_path, forked_python):
     record = tmp_path / "record.json"
     command = ["bench", "ranks", "--model", str(model_directory("llama3") / "config.json"), "--device", "cpu", "--batch", "3"]
     result = CliRunner().invoke(app, [*command, "--context", "70", "--prompt", "20", "--json", str(record)])

@@ -97,7 +97,7 @@ def test_logits_are_those_of_the_whole_model_in_half_the_cache(directory):
         assert own.block_size == RANKS * BLOCK_SIZE and own.num_tokens == cache.num_tokens and own.num_bytes == cache.num_bytes // RANKS
 
 
-def test_tokens_are_those_of_one_process_whatever_the_scheduler_does(directory):
+def test_tokens_are_those_of_one_process_whatever_the_scheduler_does(directory, forked_python):
     """Chunks of prompts, preemption, shared prefixes, forks that copy blocks, and drafts that are verified."""
     requests = {
         "greedy": SamplingParams(temperature=0, max_tokens=24),

@@ -118,7 +118,7 @@ for launch in (lambda: simulate(scale, 1, 1, np.ones(1, np.float32), 3), lambda:
 """
 
 
-def test_eager_signatures_need_no_context(tmp_path):
+def test_eager_signatures_need_no_context(tmp_path, forked_python):
     """In a process of its own, in which no launch was simulated when the kernel was defined."""
     file = tmp_path / "eager.py"
     file.write_text(PROGRAM)

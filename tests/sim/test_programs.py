@@ -110,8 +110,9 @@ assert not HIDDEN & {name.partition(".")[0] for name in sys.modules}
 
 
 def run(*arguments, folder, environment=()):
-    """A finished run of Python in `folder` with the text of its output and errors."""
+    """A finished run of Python in `folder` with the text of its output and errors; pytest loads no plugin that it is not told of."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MINLLM_SIM", "NUMBA_ENABLE"))}
+    inherited["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=inherited | dict(environment), capture_output=True, text=True, encoding="utf-8"
     )
@@ -147,7 +148,7 @@ def test_a_programs_bug_is_one_message(tmp_path):
 
 
 def test_processes_that_a_program_starts_are_simulated(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("print('hidden')", encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text("print('hidden', flush=True)", encoding="utf-8")
     inner = PROGRAM.replace("EXTRA", "0") + SAYS.replace("__name__", "'inner'")
     (tmp_path / "outer.py").write_text(
         f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {inner!r}, 'a'])\n", encoding="utf-8"
