@@ -17,10 +17,10 @@ from minllm.sim.typing.values import UNKNOWN, is_integer
 CARRYING = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.LShift)
 LOOKED_AT = (ast.Subscript, ast.Slice, ast.Return, ast.Call, ast.Assign, ast.AnnAssign, ast.AugAssign)
 LOADS, STORES = ("ldcg", "ldca", "ldcs", "ldcv", "ldlu"), ("stcg", "stcs", "stwb", "stwt")  # Numba's own target lacks these
-FIRST_ARRAY = [getattr(numba.cuda, name) for name in (*LOADS, *STORES) if hasattr(numba.cuda, name)] + [
-    getattr(numba.cuda.atomic, name) for name in ("add", "sub", "max", "min", "exch", "cas", "inc", "dec", "and_", "or_", "xor")
-]
-COUNTS_OF_BITS = [numba.cuda.popc, numba.cuda.clz, numba.cuda.ffs]
+ATOMICS = ("add", "sub", "max", "min", "exch", "cas", "inc", "dec", "and_", "or_", "xor")
+FIRST_ARRAY = {id(getattr(numba.cuda, name)) for name in (*LOADS, *STORES) if hasattr(numba.cuda, name)}  # ids of functions
+FIRST_ARRAY |= {id(getattr(numba.cuda.atomic, name)) for name in ATOMICS}
+COUNTS_OF_BITS = {id(one) for one in (numba.cuda.popc, numba.cuda.clz, numba.cuda.ffs)}
 
 
 class Nothing:
@@ -48,9 +48,9 @@ def channels_of(inference):
 
 
 def looked_at(inference):
-    """The nodes of a function's tree that Carried.look looks at."""
+    """The nodes of a function's tree that Carried.look looks at: the last first, because a number becomes an index after it is made."""
     if not hasattr(inference, "looked_at"):
-        inference.looked_at = [node for node in nodes_in(inference.tree) if isinstance(node, LOOKED_AT)]
+        inference.looked_at = [node for node in reversed(nodes_in(inference.tree)) if isinstance(node, LOOKED_AT)]
     return inference.looked_at
 
 
@@ -113,7 +113,7 @@ class Carried:
                     self.mark(argument)
             return
         called = self.constant(call.func)
-        if called in FIRST_ARRAY or getattr(called, "emulation", None) is not None:
+        if id(called) in FIRST_ARRAY or getattr(called, "emulation", None) is not None:
             for array, index in zip(call.args, call.args[1:]):
                 if isinstance(self.found.values.get(array, UNKNOWN).type, types.Array):
                     self.mark(index)
@@ -146,7 +146,7 @@ class Carried:
         """Whether a call gives a float, which is no index, or a count of bits, which is no larger than 64."""
         kind = self.found.values.get(call, UNKNOWN).type
         gives_float = kind is not None and not is_integer(kind) and not isinstance(kind, types.BaseTuple)
-        return gives_float or self.constant(call.func) in COUNTS_OF_BITS
+        return gives_float or id(self.constant(call.func)) in COUNTS_OF_BITS
 
     def constant(self, node):
         """The object that an expression names, if it is known; else None."""

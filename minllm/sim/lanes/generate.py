@@ -46,10 +46,7 @@ class Function(Writer):
         self.parameters = [one.arg for one in (*tree.args.posonlyargs, *tree.args.args)]
         if tree.args.kwonlyargs or tree.args.kwarg:
             self.refuse(tree, "keyword-only parameters")
-        nodes = nodes_in(tree)
-        self.assigned = dict(map(assigned, (node for node in nodes if isinstance(node, (ast.Assign, ast.AnnAssign)))))
-        self.returns_value = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
-        self.has_choices = any(isinstance(node, ast.IfExp) for node in nodes)
+        self.assigned, self.returns_value, self.has_choices = facts(tree)
 
     def compiled(self):
         """The generated function."""
@@ -199,9 +196,13 @@ class Function(Writer):
         if isinstance(target, ast.Name):
             home = self.regions.home_of(target.id, self.region)
             name = f"v_{target.id}"
-            self.line(f"{name} = {value} if L.mask is r{home.number} else L.put({name}, {value})" if is_plain(value) else f"t = {value}")
+            if home is self.region and not self.chosen:  # no lane that misses this assignment needs the variable
+                self.line(f"{name} = {value}")
+                return
             if not is_plain(value):
-                self.line(f"{name} = t if L.mask is r{home.number} else L.put({name}, t)")
+                self.line(f"t = {value}")
+                value = "t"
+            self.line(f"{name} = {value} if L.mask is r{home.number} else L.put({name}, {value})")
         elif isinstance(target, (ast.Tuple, ast.List)):
             for number, element in enumerate(target.elts):
                 self.assign(element, f"{value}[{number}]", kind.items[number] if kind is not None and kind.items else None)
@@ -321,6 +322,15 @@ class Function(Writer):
             self.line(f"t = {self.expression(node.value)}")
             self.line("result = L.put(result, t)")
         self.line("L.returns()")
+
+
+@functools.lru_cache(4096)
+def facts(tree):
+    """({expression: variable to which its value is assigned}, whether a function returns a value, whether it has expressions with `if`)."""
+    nodes = nodes_in(tree)
+    variables = dict(map(assigned, (node for node in nodes if isinstance(node, (ast.Assign, ast.AnnAssign)))))
+    returns_value = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
+    return variables, returns_value, any(isinstance(node, ast.IfExp) for node in nodes)
 
 
 def assigned(statement):

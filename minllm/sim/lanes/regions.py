@@ -6,31 +6,37 @@ other lanes keep their values.
 """
 
 import ast
+import functools
+from collections import Counter
 
+from minllm.sim.typing.flow import names_assigned
 from minllm.sim.typing.nodes import names_in
 
 
 class Region:
-    """A function, an arm of a branch, or a loop with its condition. exposed: names that it may read before it assigns them."""
+    """A function, an arm of a branch, or a loop with its condition.
+
+    chain: it and the regions around it, from the inside out. reads: {name: number of times that it is read inside}. exposed: names that
+    the region may read before it assigns them.
+    """
 
     def __init__(self, number, around=None):
-        self.number, self.around = number, around
-        self.exposed = set()
+        self.number, self.chain = number, (self, *(around.chain if around else ()))
+        self.reads, self.exposed = Counter(), set()
 
-    def chain(self):
-        """This region and those around it, from the inside out."""
-        region = self
-        while region is not None:
-            yield region
-            region = region.around
+
+@functools.lru_cache(4096)
+def names_read(node):
+    """The names that an expression reads, one for each time."""
+    return [one.id for one in names_in(node) if isinstance(one.ctx, ast.Load)]
 
 
 class Regions:
-    """The regions of a function. of: {(statement, arm): Region}; inside: {Region: {name: number of expressions in it that read it}}."""
+    """The regions of a function. of: {(statement, arm): Region}."""
 
     def __init__(self, tree, known_test, iterates):
         self.known_test, self.iterates = known_test, iterates
-        self.of, self.inside = {}, {}
+        self.of, self.count = {}, 0
         self.root = self.new(None)
         parameters = {one.arg for one in (*tree.args.posonlyargs, *tree.args.args)} | (
             {tree.args.vararg.arg} if tree.args.vararg else set()
@@ -39,39 +45,32 @@ class Regions:
 
     def new(self, around):
         """A new region inside `around`."""
-        region = Region(len(self.inside), around)
-        self.inside[region] = {}
-        return region
+        self.count += 1
+        return Region(self.count - 1, around)
 
     def home_of(self, name, region):
         """The home of a variable that is assigned in a region."""
-        for one in region.chain():
-            total = self.inside[self.root].get(name, 0)
-            if one is self.root or (name not in one.exposed and self.inside[one].get(name, 0) == total):
-                return one
+        total = self.root.reads[name]
+        return next(one for one in region.chain if one is self.root or (name not in one.exposed and one.reads[name] == total))
 
-    def use(self, name, assigned, region):
-        """Note that an expression in a region reads a name. assigned: names that this path has certainly assigned, by region."""
-        for one in region.chain():
-            self.inside[one][name] = self.inside[one].get(name, 0) + 1
-        for one, names in zip(region.chain(), reversed(assigned)):
-            if name in names:
-                break
-            one.exposed.add(name)
+    def use(self, names, assigned, region):
+        """Note that an expression in a region reads names. assigned: names that this path has certainly assigned, by region."""
+        for one in region.chain:
+            one.reads.update(names)
+        for name in names:
+            for one, known in zip(region.chain, reversed(assigned)):
+                if name in known:
+                    break
+                one.exposed.add(name)
 
     def expression(self, node, assigned, region):
         """Note the names that an expression reads."""
-        for inner in names_in(node):
-            if isinstance(inner.ctx, ast.Load):
-                self.use(inner.id, assigned, region)
+        self.use(names_read(node), assigned, region)
 
     def target(self, node, assigned, region):
         """Note the names that a target of an assignment assigns and reads."""
-        for inner in names_in(node):
-            if isinstance(inner.ctx, ast.Store):
-                assigned[-1].add(inner.id)
-            else:
-                self.use(inner.id, assigned, region)
+        self.use(names_read(node), assigned, region)
+        assigned[-1] |= names_assigned(node)
 
     def block(self, statements, names, region, outer=()):
         """Walk over statements; returns the names that are certainly assigned behind them, None if nothing follows."""
@@ -84,7 +83,7 @@ class Regions:
                 self.loop(statement, assigned, region)
             elif isinstance(statement, ast.AugAssign):
                 if isinstance(statement.target, ast.Name):
-                    self.use(statement.target.id, assigned, region)
+                    self.use([statement.target.id], assigned, region)
                 self.expression(statement.value, assigned, region)
                 self.target(statement.target, assigned, region)
             elif isinstance(statement, (ast.Assign, ast.AnnAssign)):

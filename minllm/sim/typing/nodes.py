@@ -4,10 +4,17 @@ import ast
 
 
 def nodes_in(node):
-    """A node and all nodes inside it, as a list; `ast.walk` takes longer than what is done with its nodes."""
+    """A node and all nodes inside it, as a list in the order of `ast.walk`, which takes twice as long."""
     found = node.__dict__.get("nodes_in")
     if found is None:
-        found = node.nodes_in = list(ast.walk(node))
+        found = node.nodes_in = [node]
+        for one in found:  # which grows
+            for field in one._fields:
+                value = getattr(one, field, None)
+                if isinstance(value, ast.AST):
+                    found.append(value)
+                elif type(value) is list:
+                    found += [inner for inner in value if isinstance(inner, ast.AST)]
     return found
 
 

@@ -24,11 +24,11 @@ def functions_of(source, filename):
     """{place: (syntax tree, code object)} of all functions in a file's source text; a lambda's tree is that of a function that returns."""
     try:
         tree = ast.parse(source)
-        codes = codes_in(compile(source, filename, "exec", dont_inherit=True))
+        codes = codes_in(compile(tree, filename, "exec", dont_inherit=True))
     except SyntaxError:
         return {}
     found = {}
-    for node in ast.walk(tree):
+    for node in nodes_in(tree):
         if isinstance(node, ast.FunctionDef):
             place = min([node.lineno, *(one.lineno for one in node.decorator_list)]), node.name
             found[place] = node, codes.get(place)
