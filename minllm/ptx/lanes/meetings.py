@@ -20,7 +20,7 @@ def mbarrier_try_wait_parity(lanes, address, parity):
     The last one looks, because it is hardly the one that has initialised the mbarrier: detectors check that it may use it.
     """
     for operands, (*others, last) in lanes.alike(address, parity):
-        lanes.acquire(others, lanes.run_as(last, barrier.wait_parity, *operands))
+        lanes.acquire(others, lanes.wait_as([last, *others], barrier.wait_parity, *operands))
     return 1
 
 
@@ -54,12 +54,12 @@ def meet_at_barriers(lanes, number, count, waits):
     """bar.sync or bar.arrive."""
     calls = [(barrier.named_barrier(*operands), threads) for operands, threads in lanes.alike(number, count)]
     met, meetings = state(lanes.block).met, state(lanes.block).meetings
-    for (key, wanted), (first, *others) in sorted(calls, key=lambda call: call[0][1] > len(call[1])):  # those that need no others first
-        this = key, met[key]
-        if len(meetings[key][0] if key in meetings else ()) + 1 + len(others) > wanted:
+    for (key, wanted), threads in sorted(calls, key=lambda call: call[0][1] > len(call[1])):  # those that need no others first
+        this, others = (key, met[key]), threads[1:]
+        if len(meetings[key][0] if key in meetings else ()) + len(threads) > wanted:
             raise NotInLanes("more threads at a named barrier than it counts")
         lanes.release(others, this)
-        lanes.run_as(first, meet, key, wanted, f"named barrier {key[1]} for {wanted} threads", None, None, waits, True, others)
+        lanes.wait_as(threads, meet, key, wanted, f"named barrier {key[1]} for {wanted} threads", None, None, waits, True, others)
         if waits:
             lanes.acquire(others, this)
 

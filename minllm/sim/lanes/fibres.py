@@ -39,7 +39,7 @@ class Refork(Exception):
         whole = [lanes for lanes in parted if not lanes.waiting_warps.all()]
         self.partition = before.copy()
         for lanes in whole or parted:
-            self.partition[lanes.number[lanes.waiting_warps if whole else lanes.mask]] = self.partition.max() + 1
+            self.partition[lanes.number[lanes.waiting_warps if whole else lanes.waiting]] = self.partition.max() + 1
 
 
 class Fibre(greenlet):
@@ -140,7 +140,9 @@ class BlockMemory:
 
 
 class FibreLanes(Lanes):
-    """The lanes of a fibre. members: their threads."""
+    """The lanes of a fibre. members: their threads; together: those that wait in a part of an instruction, before it goes on to others."""
+
+    together = ()
 
     def __init__(self, launch, block, threads, first, fibre):
         super().__init__(launch, [block.index], first, threads)
@@ -205,14 +207,21 @@ class FibreLanes(Lanes):
             self.watch.acquire(self.block, np.array([thread.number for thread in threads]), thing)
 
     @property
+    def waiting(self):
+        """Which lanes wait: those of the mask, or of the instruction's part in which the fibre waits."""
+        if self.together:
+            return np.isin(self.number, [thread.number for thread in self.together])
+        return np.ones(self.size, bool) if self.mask is None else self.mask
+
+    @property
     def waiting_warps(self):
-        """The lanes of the warps that have lanes in the mask."""
-        return np.isin(self.warp_of, self.warp_of[self.mask])
+        """The lanes of the warps that have lanes that wait."""
+        return np.isin(self.warp_of, self.warp_of[self.waiting])
 
     @property
     def is_parted(self):
-        """Whether some living lanes of the fibre are not here."""
-        return self.mask is not None and not (self.dead is not False and (self.mask | self.dead).all())
+        """Whether some living lanes of the fibre do not wait here."""
+        return not (self.waiting | self.dead).all()
 
     def each(self, function, *values):
         """As in Lanes; the function may ask for the block of the running thread."""
@@ -224,6 +233,13 @@ class FibreLanes(Lanes):
         thread.worker = self.fibre
         _running.set(thread)
         return function(*arguments)
+
+    def wait_as(self, threads, function, *arguments):
+        """function(...), called by the first of threads of the fibre that wait together."""
+        self.together = threads
+        found = self.run_as(threads[0], function, *arguments)
+        self.together = ()
+        return found
 
     def by_threads(self, function, meets, *operands):
         """Execute an instruction by its emulation, once for each lane of the mask; returns vectors."""

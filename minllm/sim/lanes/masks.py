@@ -7,7 +7,13 @@ A mask is a vector of booleans; None stands for all lanes and False for no lane.
 import numpy as np
 
 VECTOR = np.ndarray
+some = np.count_nonzero  # whether a condition holds anywhere; the method `any` takes eight times as long for a block's threads
 MOST_TURNS = 1 << 16  # of a while loop, after which the launch goes to the threads, whose watchdog finds loops that cannot end
+
+
+def every(condition):
+    """Whether a vector of booleans is true everywhere."""
+    return np.count_nonzero(condition) == condition.size
 
 
 def minus(mask, gone):
@@ -17,7 +23,7 @@ def minus(mask, gone):
     if gone is False:
         return mask
     left = ~gone if mask is None else mask & ~gone
-    return left if left.any() else False
+    return left if some(left) else False
 
 
 def both(mask, condition):
@@ -34,7 +40,7 @@ def joined(first, second):
     if first is False or second is False:
         return second if first is False else first
     found = first | second
-    return None if found.all() else found
+    return None if every(found) else found
 
 
 def truth(condition):

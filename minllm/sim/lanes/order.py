@@ -10,6 +10,7 @@ from minllm.sim.detectors.clusters import WORD, ClusterHistory, ClusterRaces, St
 from minllm.sim.detectors.races import BlockHistory, SharedMemoryRaces
 from minllm.sim.detectors.transfers import CHUNKS, CONFLICTING
 from minllm.sim.lanes.faults import Fault
+from minllm.sim.lanes.masks import some
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.thread import WARP_SIZE
 from minllm.sim.transfer import CHUNK
@@ -28,31 +29,32 @@ class Readers:
         """Split each granule into parts."""
         self.when, self.clock, self.lane = (np.repeat(one, parts, 0) for one in (self.when, self.clock, self.lane))
 
-    def note(self, at, threads, clocks, now):
-        """Add an access of each of `threads` to a granule."""
+    def note(self, history, at, threads, clocks, now):
+        """Add an access of each of `threads` to a granule; it stands for those of its warp that are ordered before it."""
         place, own = (at, threads // WARP_SIZE), threads % WARP_SIZE
-        before = self.when[place] == now
-        lane = np.where(before & (self.lane[place] != own), SEVERAL, own)
+        others = (self.when[place] == now) & (self.lane[place] != own)
+        if some(others):
+            others[others] = ~self.ordered(history, at[others], place[1][others], threads[others])
+        lane = np.where(others, SEVERAL, own)
         self.lane[place] = lane
         shared = (self.lane[place] != own) | (lane == SEVERAL)
-        if shared.any():
+        if some(shared):
             self.lane[place[0][shared], place[1][shared]] = SEVERAL
         self.when[place], self.clock[place] = now, clocks
 
+    def ordered(self, history, at, warps, threads):
+        """For each granule and warp, whether what is kept of the warp is ordered before the thread beside it."""
+        clock, lane = self.clock[at, warps], self.lane[at, warps]
+        other = warps * WARP_SIZE + lane % SEVERAL
+        found = (other == threads) | history.before(other, clock, threads)
+        (many,) = np.nonzero(lane == SEVERAL)
+        found[many] = history.warps_before(warps[many], clock[many], threads[many])
+        return found
+
     def unordered(self, history, at, threads, now):
         """Whether one of these accesses is not ordered before the access of each of `threads` to its granule."""
-        found = self.when[at] == now
-        if not found.any():
-            return False
-        number, warp = np.nonzero(found)
-        at, thread = at[number], threads[number]
-        clock, lane = self.clock[at, warp], self.lane[at, warp]
-        other = warp * WARP_SIZE + np.where(lane == SEVERAL, thread % WARP_SIZE, lane)
-        one = lane != SEVERAL
-        if (one & (other != thread) & ~history.before(other, clock, thread)).any():
-            return True
-        (many,) = np.nonzero(~one)
-        return bool(many.size) and not history.warps_before(warp[many], clock[many], thread[many])
+        number, warp = np.nonzero(self.when[at] == now)
+        return bool(number.size) and not self.ordered(history, at[number], warp, threads[number]).all()
 
 
 class VectorHistory(BlockHistory):
@@ -86,11 +88,9 @@ class VectorHistory(BlockHistory):
         return (others // WARP_SIZE == threads // WARP_SIZE) & (clocks < self.clocks[threads])
 
     def warps_before(self, warps, clocks, threads):
-        """Whether all accesses of these warps at `clocks` are ordered before the threads beside them."""
+        """For each warp, whether all its accesses at the clock beside it are ordered before the thread beside it."""
         lanes = np.minimum(warps[:, None] * WARP_SIZE + np.arange(WARP_SIZE), self.clocks.size - 1)
-        others = lanes.reshape(-1)
-        threads = np.repeat(threads, WARP_SIZE)
-        return bool((self.before(others, np.repeat(clocks, WARP_SIZE), threads) | (others == threads)).all())
+        return (self.before(lanes, clocks[:, None], threads[:, None]) | (lanes == threads[:, None])).all(1)
 
     def release(self, threads, thing):
         """A release by each of several threads."""
@@ -119,21 +119,21 @@ class VectorHistory(BlockHistory):
         clocks, now = self.clocks[threads], self.epoch + 1
         if kind == "write":
             self.written[at], self.writer[at], self.write_clock[at] = now, threads, clocks
-            if (self.writer[at] != threads).any():
+            if some(self.writer[at] != threads):
                 raise Fault("two threads store to the same shared memory")
         elif kind == "read":
-            self.reads.note(at, threads, clocks, now)
+            self.reads.note(self, at, threads, clocks, now)
         else:
             if self.atomics is None:
                 self.atomics = Readers(self.written.size, self.warps)
-            self.atomics.note(at, threads, clocks, now)
+            self.atomics.note(self, at, threads, clocks, now)
 
     def compare_granules(self, threads, at, kind):
         """Raise Fault if an access of each of `threads` to a granule may race."""
         now = self.epoch + 1
         other = self.writer[at]
         found = (self.written[at] == now) & (other != threads)
-        if found.any() and (found & ~self.before(other, self.write_clock[at], threads)).any():
+        if some(found) and some(found & ~self.before(other, self.write_clock[at], threads)):
             raise Fault("a race on shared memory")
         readers = (self.reads if kind != "read" else None, self.atomics if kind != "atomic" else None)
         if any(one is not None and one.unordered(self, at, threads, now) for one in readers):
@@ -148,16 +148,16 @@ class VectorHistory(BlockHistory):
         """Raise Fault if an access of each of `threads` may race with a transfer."""
         transfers, chunks = self.transfers, start // CHUNK
         transfers.touched[chunks] = self.epoch
-        if any(transfers.counts[other][chunks].any() for other in CONFLICTING[kind]):
+        if any(some(transfers.counts[other][chunks]) for other in CONFLICTING[kind]):
             raise Fault("an access to memory of a transfer that nobody has waited for")
         ended = transfers.ended[chunks] == self.epoch
-        if not ended.any():
+        if not some(ended):
             return
         threads, chunks = threads[ended], chunks[ended]
         for unit in transfers.units.values():
             column = len(self.clocks) + unit.number
             known = self.settled[unit.number] if self.known is None else self.known[threads, column]
-            if any((unit.last[other][chunks] > known).any() for other in CONFLICTING[kind]):
+            if any(some(unit.last[other][chunks] > known) for other in CONFLICTING[kind]):
                 raise Fault("an access to memory of a transfer of which nothing tells the thread that it is done")
 
 

@@ -173,6 +173,46 @@ def test_named_barriers():
     assert compare(kernel, 1, 128, x, np.zeros(128, np.float32), detect=False) is None
 
 
+def test_warps_of_one_fibre_that_take_turns_get_fibres_of_their_own():
+    def kernel(out):
+        turns = cuda.shared.array(1, int32)
+        warp = cuda.threadIdx.x // 32
+        if cuda.threadIdx.x == 0:
+            turns[0] = 0
+        cuda.syncthreads()
+        if warp == 2:
+            ptx.bar_arrive(1, 64)
+        for _ in range(2):
+            ptx.bar_sync(1 + warp, 64)
+            if cuda.threadIdx.x % 32 == 0:
+                out[turns[0]] = warp
+                turns[0] += 1
+            ptx.bar_arrive(1 + (warp + 1 if warp < 2 else 0), 64)
+        if warp == 0:
+            ptx.bar_sync(1, 64)
+
+    assert compare(kernel, 1, 96, np.full(6, -1, np.int32), detect=True) is None
+
+
+@pytest.mark.parametrize("orders", [True, False])
+def test_a_store_after_an_own_load_follows_what_the_load_followed(orders):
+    """Lanes load words of others, and behind a barrier their own, before they store to them."""
+
+    def kernel(out):
+        words, lane = cuda.shared.array(64, int32), cuda.threadIdx.x
+        words[lane] = lane
+        ptx.bar_sync(1, 64)
+        other = words[lane ^ 1]
+        if orders:
+            ptx.bar_sync(1, 64)
+        words[lane] = words[lane] + 1
+        ptx.bar_sync(1, 64)
+        out[lane] = other + words[63 - lane]
+
+    why = compare(kernel, 1, 64, np.zeros(64, np.int32), detect=True)
+    assert why is None if orders else why.startswith("a possible fault: a race")
+
+
 def test_a_deadlock_is_left_to_the_threads():
     def kernel(out):
         barriers = cuda.shared.array(1, np.int64)
