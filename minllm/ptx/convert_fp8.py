@@ -15,10 +15,10 @@ E4M3_AS_FLOAT16 = CODES.view(E4M3).astype(np.float16).view(np.uint16).tolist()  
 
 
 def joined(low, high, dtype):
-    """A word with two floats rounded to an 8-bit format, saturating, in its low 16 bits."""
-    largest = float(ml_dtypes.finfo(dtype).max)
-    pair = np.clip(np.array([low, high], np.float32), -largest, largest)  # NaN stays NaN
-    return int(pair.astype(dtype).view(np.uint16)[0])
+    """Words with two floats rounded to an 8-bit format, saturating, in their low 16 bits."""
+    largest = np.float32(ml_dtypes.finfo(dtype).max)
+    low, high = (np.minimum(np.maximum(np.asarray(one, np.float32), -largest), largest).astype(dtype) for one in (low, high))  # NaN stays
+    return low.view(np.uint8).astype(np.int64) | high.view(np.uint8).astype(np.int64) << 8
 
 
 def parts(word, dtype):
@@ -30,19 +30,19 @@ def parts(word, dtype):
 def pack_e4m3x2(low, high):
     """pack_e4m3x2(low, high) -> uint32: two float32 rounded to e4m3, saturating at 448, `low` in the lowest byte. PTX ISA,
     "cvt.rn.satfinite.e4m3x2.f32"."""
-    return joined(low, high, E4M3)
+    return int(joined(low, high, E4M3))
 
 
 def pack_e5m2x2(low, high):
     """pack_e5m2x2(low, high) -> uint32: two float32 rounded to e5m2, saturating at 57344, `low` in the lowest byte. PTX ISA,
     "cvt.rn.satfinite.e5m2x2.f32"."""
-    return joined(low, high, E5M2)
+    return int(joined(low, high, E5M2))
 
 
 def pack_e4m3x4(value0, value1, value2, value3):
     """pack_e4m3x4(value0, value1, value2, value3) -> uint32: four float32 rounded to e4m3, saturating at 448, the first in the lowest
     byte. PTX ISA, "cvt.rn.satfinite.e4m3x2.f32"."""
-    return joined(value0, value1, E4M3) | joined(value2, value3, E4M3) << 16
+    return int(joined(value0, value1, E4M3) | joined(value2, value3, E4M3) << 16)
 
 
 def unpack_e4m3x2(word):

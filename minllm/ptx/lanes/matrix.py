@@ -6,6 +6,7 @@ from minllm.ptx import matrix, mma
 from minllm.ptx.lanes.form import in_lanes
 from minllm.sim.lanes.accesses import NAMES, READ, WRITE
 from minllm.sim.lanes.faults import Fault, NotInLanes
+from minllm.sim.lanes.masks import some
 from minllm.sim.lanes.warps import whole_warps
 from minllm.sim.lanes.windows import flat_view, units
 
@@ -39,7 +40,7 @@ def make_ldmatrix(tiles, transposed):
         lanes.shared_base()
         places = (np.asarray(address) + np.zeros(lanes.size, np.int64)).reshape(-1, 32)
         given = places[:, : 8 * tiles] if warps is None else places[warps, : 8 * tiles]
-        if ((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)).any():
+        if some((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)):
             raise Fault("a row of ldmatrix is out of bounds or not aligned")
         report_rows(lanes, load.__name__, warps, given, READ)
         if warps is not None:
@@ -75,7 +76,7 @@ def make_stmatrix(tiles, transposed):
         rows = rows.transpose(0, 1, 3, 2) if transposed else rows
         places = (np.asarray(address) + np.zeros(lanes.size, np.int64)).reshape(-1, 32)
         given = (places if warps is None else places[warps])[:, : 8 * tiles]
-        if ((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)).any():
+        if some((given < 0) | (given + 16 > lanes.memory.top) | (given % 16 != 0)):
             raise Fault("a row of stmatrix is out of bounds or not aligned")
         report_rows(lanes, store.__name__, warps, given, WRITE)
         if type(base) is not int:

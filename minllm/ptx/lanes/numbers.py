@@ -5,26 +5,36 @@ import math
 
 import numpy as np
 
-from minllm.ptx import arithmetic, convert
+from minllm.ptx import arithmetic, convert, convert_fp8
 from minllm.ptx.lanes.form import in_lanes
-from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.lanes.masks import VECTOR, some
 
 ALL = 0xFFFFFFFF
 NAN_OF_BFLOAT16 = 0x7FFF
 
 
-def vectors(instruction):
-    """Attach the form of a function of numbers, which is called if an operand is a vector; a form may return None to decline."""
+def vectors(instruction, has_doubts=False):
+    """Attach the form of a function of numbers, which is called if an operand is a vector.
+
+    has_doubts: whether the form returns (result, the lanes for which the emulation decides).
+    """
 
     def attach(form):
         emulation = instruction.emulation
 
         @functools.wraps(form)
         def call(lanes, *operands):
-            found = None
-            if any(type(one) is VECTOR for one in operands):
-                found = form(*operands)
-            return lanes.each(emulation, *operands) if found is None else found
+            if not any(type(one) is VECTOR for one in operands):
+                return lanes.each(emulation, *operands)
+            if not has_doubts:
+                return form(*operands)
+            found, doubtful = form(*operands)
+            before, here = lanes.mask, doubtful if lanes.mask is None else doubtful & lanes.mask
+            if some(here):
+                lanes.mask = here
+                found = lanes.put(found, lanes.each(emulation, *operands))
+                lanes.mask = before
+            return found
 
         return in_lanes(instruction)(call)
 
@@ -45,11 +55,6 @@ def halves_of(word):
     """The two float16 of words, as float64."""
     word = np.asarray(word)
     return [(word >> shift & 0xFFFF).astype(np.uint16).view(np.float16).astype(np.float64) for shift in (0, 16)]
-
-
-def finite(*values):
-    """Whether no element is infinite or a NaN."""
-    return all(np.isfinite(one).all() for one in values)
 
 
 @vectors(arithmetic.ex2)
@@ -140,48 +145,70 @@ def pack_bf16x2(low, high):
     return bfloat16_bits(bits_of(low)) | bfloat16_bits(bits_of(high)) << 16
 
 
-@vectors(convert.pack_f16x2)
+def halves_as_word(low, high):
+    """(a word of two float16, where one of them is not finite)."""
+    word = low.view(np.uint16).astype(np.int64) | high.view(np.uint16).astype(np.int64) << 16
+    return word, ~(np.isfinite(low) & np.isfinite(high))
+
+
+@vectors(convert.pack_f16x2, has_doubts=True)
 def pack_f16x2(low, high):
-    """Two float32 as float16 in a word; None if one is not finite there, and the emulation decides."""
-    found = [np.asarray(one, np.float32).astype(np.float16) for one in (low, high)]
-    if not finite(*found):
-        return None
-    return found[0].view(np.uint16).astype(np.int64) | found[1].view(np.uint16).astype(np.int64) << 16
+    """Two float32 as float16 in a word; the emulation decides where one is not finite there."""
+    return halves_as_word(*(np.asarray(one, np.float32).astype(np.float16) for one in (low, high)))
 
 
-@vectors(convert.unpack_bf16x2)
+@vectors(convert.unpack_bf16x2, has_doubts=True)
 def unpack_bf16x2(word):
-    """The two bfloat16 of a word as float32; None for NaNs, whose bits the emulation decides."""
-    found = floats_of((word & 0xFFFF) << 16), floats_of(word & 0xFFFF0000)
-    return found if not any(np.isnan(one).any() for one in found) else None
+    """The two bfloat16 of a word as float32; the emulation decides the bits of NaNs."""
+    low, high = floats_of((word & 0xFFFF) << 16), floats_of(word & 0xFFFF0000)
+    return (low, high), np.isnan(low) | np.isnan(high)
 
 
-@vectors(convert.unpack_f16x2)
+@vectors(convert.unpack_f16x2, has_doubts=True)
 def unpack_f16x2(word):
-    """The two float16 of a word as float32; None for NaNs, whose bits the emulation decides."""
-    found = tuple(one.astype(np.float32) for one in halves_of(word))
-    return found if not any(np.isnan(one).any() for one in found) else None
+    """The two float16 of a word as float32; the emulation decides the bits of NaNs."""
+    low, high = (one.astype(np.float32) for one in halves_of(word))
+    return (low, high), np.isnan(low) | np.isnan(high)
 
 
-@vectors(convert.fma_f16x2)
+@vectors(convert.fma_f16x2, has_doubts=True)
 def fma_f16x2(a, b, c):
-    """a * b + c of pairs of float16, rounded once; None if a result is not finite."""
-    found = [(x * y + z).astype(np.float16) for x, y, z in zip(*map(halves_of, (a, b, c)))]
-    if not finite(*found):
-        return None
-    found = [one.view(np.uint16).astype(np.int64) for one in np.broadcast_arrays(*found)]
-    return found[0] | found[1] << 16
+    """a * b + c of pairs of float16, rounded once; the emulation decides where a result is not finite."""
+    return halves_as_word(*((x * y + z).astype(np.float16) for x, y, z in zip(*map(halves_of, (a, b, c)))))
 
 
-@vectors(convert.fma_bf16x2)
+@vectors(convert.fma_bf16x2, has_doubts=True)
 def fma_bf16x2(a, b, c):
-    """a * b + c of pairs of bfloat16, rounded once; None if a result is not finite or lies half-way between two."""
-    found = []
+    """a * b + c of pairs of bfloat16, rounded once; the emulation decides where a result is not finite or lies half-way between two."""
+    found, doubtful = [], False
     for part in (lambda word: (word & 0xFFFF) << 16, lambda word: word & 0xFFFF0000):
         x, y, z = (floats_of(part(np.asarray(word))).astype(np.float64) for word in (a, b, c))
         total = (x * y + z).astype(np.float32)
         bits = bits_of(total)
-        if not finite(total) or (bits & 0xFFFF == convert.TIE).any():
-            return None
+        doubtful = doubtful | (bits & 0xFFFF == convert.TIE) | ~np.isfinite(total)
         found.append(bfloat16_bits(bits))
-    return found[0] | found[1] << 16
+    return found[0] | found[1] << 16, doubtful
+
+
+def attach_fp8(pack, unpack, dtype):
+    """Attach the forms of the conversions between two float32 and a word with two numbers of an 8-bit format."""
+    values = np.array(convert_fp8.AS_FLOAT32[dtype])
+    vectors(pack)(lambda low, high: convert_fp8.joined(low, high, dtype))
+    vectors(unpack)(lambda word: (values[word & 255], values[word >> 8 & 255]))
+
+
+attach_fp8(convert_fp8.pack_e4m3x2, convert_fp8.unpack_e4m3x2, convert_fp8.E4M3)
+attach_fp8(convert_fp8.pack_e5m2x2, convert_fp8.unpack_e5m2x2, convert_fp8.E5M2)
+
+
+@vectors(convert_fp8.pack_e4m3x4)
+def pack_e4m3x4(value0, value1, value2, value3):
+    """Four float32 as e4m3 in a word."""
+    return convert_fp8.joined(value0, value1, convert_fp8.E4M3) | convert_fp8.joined(value2, value3, convert_fp8.E4M3) << 16
+
+
+@vectors(convert_fp8.e4m3x2_to_f16x2)
+def e4m3x2_to_f16x2(word):
+    """Two e4m3 as float16 in a word."""
+    halves = np.array(convert_fp8.E4M3_AS_FLOAT16)
+    return halves[word & 255] | halves[word >> 8 & 255] << 16

@@ -11,6 +11,7 @@ import numpy as np
 from minllm.sim.detectors.grid_order import THREAD_BITS
 from minllm.sim.lanes.accesses import NAMES, READ, WRITE
 from minllm.sim.lanes.faults import Fault
+from minllm.sim.lanes.masks import some
 from minllm.sim.lanes.order import VectorClusterRaces, VectorRaces
 from minllm.sim.lanes.watch import FULL_MASK, MARKED, Watch
 from minllm.sim.monitor import MEMORY_ORDERING, Monitor
@@ -41,7 +42,7 @@ class FibreWatch(Watch):
         self.launch.owners[id(block.shared_root)] = block.shared_root, root, None
 
     def shared_access(self, lanes, root, at, size, kind):
-        if root.flights[at * size >> 4].any():
+        if some(root.flights[at * size >> 4]):
             raise Fault("an access to memory that a cp.async writes")
         numbers = lanes.number if lanes.chosen is None else lanes.number[lanes.chosen]
         self.history(lanes.block).access(numbers, at * size, size, NAMES[kind])

@@ -9,7 +9,7 @@ from minllm.sim.cuda_memory import STATIC_BYTES
 from minllm.sim.lanes.accesses import ATOMIC, READ, WRITE
 from minllm.sim.lanes.arrays import LaneArray, LocalArray, Root, row_major
 from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
-from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.lanes.masks import VECTOR, some
 from minllm.sim.lanes.operations import each, stored_as, wrapped
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.scalars import dtype_of
@@ -94,7 +94,7 @@ class Memory:
             if type(position) is VECTOR:
                 if highest(position.view(np.uint64)) >= extent:
                     outside = position.view(np.uint64) >= extent
-                    if self.mask is None or (outside & self.mask).any():
+                    if self.mask is None or some(outside & self.mask):
                         raise Fault("an index is out of bounds")
                     position = np.where(outside, 0, position)
             elif not 0 <= position < extent:
@@ -153,7 +153,7 @@ class Memory:
             return
         limits = np.iinfo(dtype)
         changed = (value < limits.min) | (value > limits.max)
-        if changed if type(value) is not VECTOR else (changed if self.mask is None else changed & self.mask).any():
+        if changed if type(value) is not VECTOR else some(changed if self.mask is None else changed & self.mask):
             raise Fault("a stored integer wraps")
 
     def atomic(self, change, array, index, *values):
@@ -215,7 +215,7 @@ class Memory:
         """Note which blocks read elements of memory that the kernel also writes."""
         at, own = self.with_blocks(root, at, self.chosen)
         writer, reader = root.writer[at], root.reader[at]
-        if ((writer != NOBODY) & (writer != own)).any():
+        if some((writer != NOBODY) & (writer != own)):
             raise BlocksMeet
         root.reader[at] = np.where((reader == NOBODY) | (reader == own), own, SEVERAL)
         others = at[(reader != NOBODY) & (reader != own) | (root.reader[at] != own)]
@@ -234,7 +234,7 @@ class Memory:
         if root.loaded:
             reader = root.reader[at]
             meets |= (reader != NOBODY) & (reader != own)
-        if meets.any():
+        if some(meets):
             raise BlocksMeet
 
     def with_blocks(self, root, at, chosen):

@@ -11,7 +11,7 @@ import numpy as np
 from minllm.machine.numba_cuda import as_dtype, types
 from minllm.sim.arrays import CheckedArray
 from minllm.sim.cuda_math import SimulatedMath
-from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.lanes.masks import VECTOR, some
 from minllm.sim.scalars import simulated_type
 
 WORD = 1 << 64
@@ -141,7 +141,7 @@ def check_divisor(lanes, right):
     if type(right) is not VECTOR:
         zero = right == 0
     else:
-        zero = ((right == 0) if lanes.mask is None else (right == 0) & lanes.mask).any()
+        zero = some((right == 0) if lanes.mask is None else (right == 0) & lanes.mask)
     if zero:
         lanes.doubt("an integer is divided by 0")
 
@@ -173,7 +173,7 @@ def unsigned_mod(lanes, left, right):
 def check_shift(lanes, right, below=64):
     """Send the launch to the threads if a lane shifts by a negative number, or by `below` and more."""
     odd = (right < 0) | (right >= below)
-    if odd if type(right) is not VECTOR else (odd if lanes.mask is None else odd & lanes.mask).any():
+    if odd if type(right) is not VECTOR else some(odd if lanes.mask is None else odd & lanes.mask):
         lanes.doubt("a shift by a negative or too large number")
 
 
@@ -218,16 +218,14 @@ def int_min(first, *others):
 
 
 def extremum(scalar, first, second, *others):
-    """max or min of floats, of which `scalar` is the form for numbers; it decides between zeros."""
+    """max or min of floats, of which `scalar` is the form for numbers."""
     if VECTOR not in (type(first), type(second)):
         found = scalar(first, second)
     else:
-        better = first > second if scalar(2.0, 1.0) == 2.0 else first < second
-        found = np.where(better | (second != second), first, second)
-        zeros = (first == 0) & (second == 0)
-        if zeros.any():
-            pairs = (value[zeros] for value in np.broadcast_arrays(first, second))
-            found[zeros] = [scalar(*pair) for pair in zip(*map(list, pairs))]
+        is_max = scalar(2.0, 1.0) == 2.0
+        better = first > second if is_max else first < second
+        better |= (second != second) | ((first == second) & np.signbit(second if is_max else first))  # 0.0 is greater than -0.0
+        found = np.where(better, first, second)
     return extremum(scalar, found, *others) if others else found
 
 

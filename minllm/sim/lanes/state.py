@@ -7,7 +7,7 @@ import numpy as np
 from minllm.sim.lanes import accesses
 from minllm.sim.lanes.arrays import LaneArray
 from minllm.sim.lanes.faults import Fault, NotInLanes
-from minllm.sim.lanes.masks import VECTOR, Loop, both, joined, split, truth
+from minllm.sim.lanes.masks import VECTOR, Loop, both, joined, some, split, truth
 from minllm.sim.lanes.memory import Memory
 from minllm.sim.lanes.operations import column, low, rows
 from minllm.sim.lanes.trace import Log
@@ -132,7 +132,7 @@ class Lanes(Memory):
         if mask is None:
             return None
         if self.kept[0] is not mask:
-            self.kept = mask, np.flatnonzero(mask)
+            self.kept = mask, mask.nonzero()[0]
         return self.kept[1]
 
     def put(self, old, new):
@@ -200,7 +200,7 @@ class Lanes(Memory):
         if type(index) is not VECTOR:
             return items[index]
         outside = (index < 0) | (index >= len(items))
-        if (outside if self.mask is None else outside & self.mask).any():
+        if some(outside if self.mask is None else outside & self.mask):
             raise Fault("an item of a tuple that does not exist")
         if not all(isinstance(item, (VECTOR, int, float, np.generic)) for item in items):
             raise NotInLanes("an item of a tuple of arrays that differs between threads")
@@ -210,7 +210,7 @@ class Lanes(Memory):
         """cast(value) of integers; sends the launch to the threads if a lane's number changes, because it may become an index."""
         found = cast(value)
         changed = found != value
-        if changed if type(changed) is not VECTOR else (changed if self.mask is None else changed & self.mask).any():
+        if changed if type(changed) is not VECTOR else some(changed if self.mask is None else changed & self.mask):
             raise Fault("an integer wraps in a cast")
         return found
 
@@ -244,7 +244,7 @@ class Lanes(Memory):
         if self.count > 1:
             here = self.mask.reshape(self.count, self.threads).any(1)
             missing &= here[self.block_of]
-        if missing.any():
+        if some(missing):
             raise Fault("some threads do not reach a barrier")
         self.pass_barrier(int(self.mask.reshape(self.count, self.threads).any(1).sum()))
 

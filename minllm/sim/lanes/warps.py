@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from minllm.sim.lanes.faults import Fault, NotInLanes
-from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.lanes.masks import VECTOR, some
 from minllm.sim.thread import WARP_SIZE
 
 FULL_MASK = 0xFFFFFFFF
@@ -20,7 +20,7 @@ def check_members(lanes, members):
     if type(members) is VECTOR:
         known = members[lanes.chosen[0]] if lanes.chosen is not None else members[0]
         here = members if lanes.chosen is None else members[lanes.chosen]
-        if (here != known).any():
+        if some(here != known):
             raise NotInLanes("a mask of lanes that differs between threads")
         members = known
     members = int(members) & FULL_MASK
@@ -28,7 +28,7 @@ def check_members(lanes, members):
         return members
     wanted = members >> lanes.laneid & 1 == 1
     here = np.ones(lanes.size, bool) if lanes.mask is None else lanes.mask
-    if (here & ~wanted).any():
+    if some(here & ~wanted):
         raise Fault("a lane calls a warp-wide instruction that leaves it out")
     warp = lanes.warp_of
     if (wanted & ~here & np.bincount(warp, here, lanes.warps).astype(bool)[warp]).any():
@@ -68,7 +68,7 @@ def checked_sources(lanes, members, source):
     inside = (source >= 0) & (source < WARP_SIZE)
     inside &= (lanes.number - lanes.laneid + source < lanes.threads) & (members >> np.where(inside, source, 0) & 1 == 1)
     missing = ~inside if lanes.mask is None else ~inside & lanes.mask
-    if missing.any():
+    if some(missing):
         raise Fault("a lane reads from one that does not take part")
     return np.where(inside, source, lanes.laneid)
 

@@ -14,7 +14,7 @@ from minllm.sim.detectors.streams import TouchedBytes
 from minllm.sim.detectors.unwritten import UnwrittenReads
 from minllm.sim.lanes.accesses import ATOMIC, NAMES, READ, WRITE, Log, may_race, suspicious
 from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
-from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.lanes.masks import VECTOR, every, some
 from minllm.sim.monitor import Launch
 from minllm.sim.thread import WARP_SIZE
 
@@ -61,7 +61,7 @@ class Watch:
         """Raise Fault if an access reads bytes that nobody wrote."""
         if kind != WRITE and root.marks is not None:
             marks = root.marks.view(f"u{size}")[at] if root.marks.size % size == 0 else self.refuse()
-            if (marks != MARKED[size]).any():
+            if some(marks != MARKED[size]):
                 raise Fault("a read of memory that nobody wrote")
 
     def refuse(self):
@@ -96,7 +96,7 @@ class Watch:
 
     def shared_access(self, lanes, root, at, size, kind):
         """Log an access to shared memory."""
-        if lanes.flying and (root.flights[at * size >> 4]).any():
+        if lanes.flying and some(root.flights[at * size >> 4]):
             raise Fault("an access to memory that a cp.async writes")
         who, _, clock = self.whereabouts(lanes)
         lanes.log.add(at * size, size, who - lanes.first, kind, 0, clock)
@@ -116,7 +116,7 @@ class Watch:
         if marks is None:
             return
         found = marks[at] if type(at) is not VECTOR else marks[at, lanes.lane]
-        if not (found if lanes.mask is None else found | ~lanes.mask).all():
+        if not every(found if lanes.mask is None else found | ~lanes.mask):
             raise Fault("a read of local memory that nobody wrote")
 
     def local_written(self, lanes, array, at):
@@ -179,7 +179,7 @@ class Watch:
         """A barrier of the blocks that have lanes in the mask."""
         for block in self.blocks_of(lanes):
             self.order.barriers[block].append(self.position)
-        here = lanes.mask is None or bool(lanes.mask.all())
+        here = lanes.mask is None or every(lanes.mask)
         self.compare_shared(lanes)
         if here:
             lanes.log, lanes.epoch = Log(), lanes.epoch + 1

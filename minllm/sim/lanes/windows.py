@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.sim.lanes.faults import Fault, NotInLanes
-from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.lanes.masks import VECTOR, some
 
 
 def flat_view(array):
@@ -17,7 +17,7 @@ def active(lanes, condition):
     """Whether a condition is true in a lane of the mask."""
     if type(condition) is not VECTOR:
         return bool(condition)
-    return bool((condition if lanes.mask is None else condition & lanes.mask).any())
+    return bool(some(condition if lanes.mask is None else condition & lanes.mask))
 
 
 def start_of(lanes, array, index, count, alignment):
@@ -28,7 +28,7 @@ def start_of(lanes, array, index, count, alignment):
     outside = (index < 0) | (index * size + count > array.size * size)
     if active(lanes, outside):
         raise Fault("an access of several bytes is out of bounds")
-    if type(outside) is VECTOR and outside.any():
+    if type(outside) is VECTOR and some(outside):
         index = np.where(outside, 0, index)
     start = (array.offset + index) * size
     base = 0 if array.space == "shared" else array.root.flat.__array_interface__["data"][0]

@@ -281,10 +281,12 @@ def test_instructions_of_two_floats():
         if i < a.size:
             out[0, i] = ptx.pack_bf16x2(a[i], b[i])
             out[1, i] = ptx.pack_f16x2(a[i], b[i])
+            out[2, i] = ptx.pack_e4m3x2(a[i], b[i])
+            out[3, i] = ptx.pack_e5m2x2(a[i], b[i])
+            out[4, i] = ptx.pack_e4m3x4(a[i], b[i], b[i], float32(1))
 
     a, b = pairs(np.float32, np.float32)
-    for chosen in ((abs(a) < 6e4) & (abs(b) < 6e4), np.ones(a.size, bool)):
-        in_lanes(kernel, a[chosen], b[chosen], np.zeros((2, chosen.sum()), np.uint32), size=chosen.sum())
+    in_lanes(kernel, a, b, np.zeros((5, a.size), np.uint32), size=a.size)
 
 
 def test_instructions_of_words():
@@ -303,12 +305,15 @@ def test_instructions_of_words():
             real[0, i], real[1, i] = ptx.unpack_bf16x2(x)
             real[2, i], real[3, i] = ptx.unpack_f16x2(y)
             real[4, i] = ptx.uint_as_float(z)
+            real[5, i], real[6, i] = ptx.unpack_e4m3x2(x)
+            real[7, i], real[8, i] = ptx.unpack_e5m2x2(y)
+            out[8, i] = ptx.e4m3x2_to_f16x2(x)
 
     a, b, c = np.random.default_rng(0).integers(0, 1 << 32, (3, 2000), dtype=np.uint32)
     small = np.random.default_rng(0).standard_normal((3, 4000)).astype(ml_dtypes.bfloat16).view(np.uint32)
     for words in ((a, b, c), tuple(small)):
         size = words[0].size
-        in_lanes(kernel, *words, np.zeros((8, size), np.uint32), np.zeros((5, size), np.float32), size=size)
+        in_lanes(kernel, *words, np.zeros((9, size), np.uint32), np.zeros((9, size), np.float32), size=size)
 
 
 def test_a_division_by_zero_is_left_to_the_threads():
