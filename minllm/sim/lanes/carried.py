@@ -7,6 +7,7 @@ an index.
 """
 
 import ast
+import functools
 
 import numba.cuda
 
@@ -47,11 +48,10 @@ def channels_of(inference):
     return channels
 
 
-def looked_at(inference):
+@functools.lru_cache(4096)
+def looked_at(tree):
     """The nodes of a function's tree that Carried.look looks at: the last first, because a number becomes an index after it is made."""
-    if not hasattr(inference, "looked_at"):
-        inference.looked_at = [node for node in reversed(nodes_in(inference.tree)) if isinstance(node, LOOKED_AT)]
-    return inference.looked_at
+    return [node for node in reversed(nodes_in(tree)) if isinstance(node, LOOKED_AT)]
 
 
 class Carried:
@@ -60,7 +60,7 @@ class Carried:
     def __init__(self, inference, returns, channels):
         self.found, self.returns, self.known = inference, returns, channels
         self.nodes, self.names, self.channels = set(), set(), set()
-        nodes, before = looked_at(inference), None
+        nodes, before = looked_at(inference.tree), None
         while before != (len(self.nodes), len(self.names)):
             before = len(self.nodes), len(self.names)
             for node in nodes:

@@ -46,7 +46,7 @@ class Function(Writer):
         self.parameters = [one.arg for one in (*tree.args.posonlyargs, *tree.args.args)]
         if tree.args.kwonlyargs or tree.args.kwarg:
             self.refuse(tree, "keyword-only parameters")
-        self.assigned, self.returns_value, self.has_choices = facts(tree)
+        self.assigned, self.has_choices = facts(tree)
 
     def compiled(self):
         """The generated function."""
@@ -61,12 +61,11 @@ class Function(Writer):
             written.append(f"v_{name}{default}")
         if tree.args.vararg is not None:
             written.append(f"*v_{tree.args.vararg.arg}")
-        for name in sorted(self.local_names - set(self.parameters) - ({tree.args.vararg.arg} if tree.args.vararg else set())):
-            self.line(f"v_{name} = None")
-        self.line("result = None" if self.returns_value else "pass")
+        others = self.local_names - set(self.parameters) - ({tree.args.vararg.arg} if tree.args.vararg else set())
+        self.line(" = ".join([*(f"v_{name}" for name in sorted(others)), "result", "None"]))
         self.line(f"r{self.region.number} = L.mask")
         self.block(tree.body)
-        self.line("return result" if self.returns_value else "return None")
+        self.line("return result")
         source = "\n".join([f"def lanes_of_{code.co_name}(L{''.join(', ' + one for one in written)}):", *self.lines, ""])
         exec(code_of(source, code.co_name), self.names)
         made = self.names[f"lanes_of_{code.co_name}"]
@@ -326,11 +325,10 @@ class Function(Writer):
 
 @functools.lru_cache(4096)
 def facts(tree):
-    """({expression: variable to which its value is assigned}, whether a function returns a value, whether it has expressions with `if`)."""
+    """({expression: variable to which its value is assigned}, whether the function has expressions with `if`)."""
     nodes = nodes_in(tree)
     variables = dict(map(assigned, (node for node in nodes if isinstance(node, (ast.Assign, ast.AnnAssign)))))
-    returns_value = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
-    return variables, returns_value, any(isinstance(node, ast.IfExp) for node in nodes)
+    return variables, any(isinstance(node, ast.IfExp) for node in nodes)
 
 
 def assigned(statement):

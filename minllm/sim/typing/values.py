@@ -1,5 +1,6 @@
 """Values in type inference: the type, the size, and the value itself if it is a constant."""
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,19 +48,24 @@ UNKNOWN = Value()
 NOTHING = Value(types.none, constant=Constant(None))
 
 
+# Classes of Numba's types are abstract base classes, of which `isinstance` takes several times as long as a look-up.
+integers = functools.cache(lambda kind: issubclass(kind, types.Integer))
+floats = functools.cache(lambda kind: issubclass(kind, (types.Float, types.bfloat16.__class__)))
+
+
 def is_integer(type):
     """Whether a Numba type is an integer of any width."""
-    return isinstance(type, types.Integer)
+    return integers(type.__class__)
 
 
 def is_float(type):
     """Whether a Numba type is a floating-point number of any width."""
-    return isinstance(type, (types.Float, types.bfloat16.__class__))
+    return floats(type.__class__)
 
 
 def is_scalar(type):
     """Whether a Numba type is a number or a boolean that inference follows."""
-    return is_integer(type) or is_float(type) or type == types.boolean
+    return integers(type.__class__) or floats(type.__class__) or type == types.boolean
 
 
 def range_bits(type):
