@@ -6,7 +6,7 @@ from minllm.ptx import async_copy
 from minllm.ptx.lanes.form import in_lanes
 from minllm.sim.lanes.accesses import READ, WRITE
 from minllm.sim.lanes.faults import Fault, NotInLanes
-from minllm.sim.lanes.masks import VECTOR
+from minllm.sim.lanes.masks import VECTOR, some
 from minllm.sim.lanes.windows import units
 
 BYTES = np.arange(16)
@@ -18,14 +18,14 @@ def cp_async_16(lanes, address, array, index, valid_bytes):
     lanes.shared_base()
     chosen = np.arange(lanes.size) if lanes.chosen is None else lanes.chosen
     address, index, valid = ((one if type(one) is VECTOR else np.full(lanes.size, one))[chosen] for one in (address, index, valid_bytes))
-    if ((address % 16 != 0) | (address < 0) | (address + 16 > lanes.memory.top) | (valid < 0) | (valid > 16)).any():
+    if some((address % 16 != 0) | (address < 0) | (address + 16 > lanes.memory.top) | (valid < 0) | (valid > 16)):
         raise Fault("cp.async to an address that is out of bounds or not aligned")
     if array.local or array.varies or not array.contiguous:
         raise NotInLanes("cp.async from a part of an array")
     size, base = array.itemsize, array.root.flat.__array_interface__["data"][0]
     start = (array.offset + index) * size
     reads = valid > 0
-    if (reads & ((index < 0) | (index * size + valid > array.size * size) | ((base + start) % 16 != 0))).any():
+    if some(reads & ((index < 0) | (index * size + valid > array.size * size) | ((base + start) % 16 != 0))):
         raise Fault("cp.async from elements that are out of bounds or not aligned")
     if lanes.tracer is not None:
         lanes.tracer.copies_start(lanes, chosen, array, start, valid, address)
@@ -38,7 +38,7 @@ def cp_async_16(lanes, address, array, index, valid_bytes):
 
 def watch_start(lanes, root, target, start, valid):
     """Report the start of copies to the detectors: a write that is in flight until it is waited for, and reads of words."""
-    if (valid % 4 != 0).any():
+    if some(valid % 4):
         raise NotInLanes("cp.async of a part of a word under detectors")
     watch_target(lanes, target)
     memory, mask = lanes.memory.root, lanes.mask
@@ -48,15 +48,15 @@ def watch_start(lanes, root, target, start, valid):
         lanes.mask = np.zeros(lanes.size, bool)
         reads = valid > 4 * number
         lanes.mask[(lanes.lane if mask is None else np.flatnonzero(mask))[reads]] = True
-        if reads.any():
+        if some(reads):
             lanes.watch.access(lanes, root, start[reads] // 4 + number, 4, READ)
     lanes.mask = mask
 
 
 def watch_target(lanes, target):
     """Report a write of 16 bytes of each lane of the mask to the detectors."""
-    for number in range(4):
-        lanes.watch.access(lanes, lanes.memory.root, target // 4 + number, 4, WRITE)
+    for number in range(2):
+        lanes.watch.access(lanes, lanes.memory.root, target // 8 + number, 8, WRITE)
 
 
 def everyone(lanes):

@@ -26,9 +26,10 @@ def report_rows(lanes, name, warps, rows, kind):
     if lanes.watch is None:
         return
     start = rows.reshape(-1) + (base if type(base) is int else base[lane])
-    mask, lanes.mask = lanes.mask, np.isin(lanes.lane, lane)
-    for number in range(4):
-        lanes.watch.access(lanes, lanes.memory.root, start // 4 + number, 4, kind)
+    mask, lanes.mask = lanes.mask, np.zeros(lanes.size, bool)
+    lanes.mask[lane] = True
+    for number in range(2):
+        lanes.watch.access(lanes, lanes.memory.root, start // 8 + number, 8, kind)
     lanes.mask = mask
 
 

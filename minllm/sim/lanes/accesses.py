@@ -27,25 +27,23 @@ class Log:
 
     def columns(self):
         """(granule, thread, kind, epoch, clock, value, position) of all accesses, in granules as large as the smallest access."""
-        granule = min(entry[1] for entry in self.entries)
-        made = []
-        for start, size, thread, kind, epoch, clock, value, position in self.entries:
-            pieces = size // granule
-            unit = start // granule
-            if pieces > 1:
-                unit = (unit[:, None] + np.arange(pieces)).reshape(-1)
-            rest = [spread(one, start.size, pieces) for one in (thread, kind, epoch, clock)]
-            value = spread(np.nan if value is None or pieces > 1 else value, start.size, pieces)
-            made.append((unit, *rest, value, np.full(unit.size, position)))
-        return [np.concatenate(column) for column in zip(*made)]
+        starts, sizes, threads, kinds, epochs, clocks, values, positions = zip(*self.entries)
+        granule, counts = min(sizes), [start.size for start in starts]
+        pieces = [size // granule for size in sizes]
+        units = [
+            start // granule if parts == 1 else (start[:, None] // granule + np.arange(parts)).reshape(-1)
+            for start, parts in zip(starts, pieces)
+        ]
+        values = [np.nan if value is None or parts > 1 else value for value, parts in zip(values, pieces)]
+        rest = (spread(column, counts, pieces) for column in (threads, kinds, epochs, clocks, values, positions))
+        return [np.concatenate(units), *rest]
 
 
-def spread(value, count, pieces):
-    """A number or vector for each piece of `count` accesses."""
-    if isinstance(value, np.ndarray):
-        value = value if value.size == count else np.broadcast_to(value, count)
-        return np.repeat(value, pieces) if pieces > 1 else value
-    return np.full(count * pieces, value)
+def spread(values, counts, pieces):
+    """A number or vector for each entry of a log as one vector: for each piece of its accesses."""
+    if not any(isinstance(value, np.ndarray) for value in values):
+        return np.repeat(values, np.multiply(counts, pieces))
+    return np.concatenate([np.repeat(np.broadcast_to(value, count), parts) for value, count, parts in zip(values, counts, pieces)])
 
 
 def several(keys, values):

@@ -14,7 +14,7 @@ from minllm.sim.lanes.operations import each, stored_as, wrapped
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.scalars import dtype_of
 
-highest = np.maximum.reduce
+highest, limits_of = np.maximum.reduce, functools.cache(np.iinfo)
 NOBODY, SEVERAL = -1, -2  # in Root.writer and Root.reader
 
 
@@ -151,7 +151,7 @@ class Memory:
         """Send the launch to the threads if an integer does not fit into an element: a detector follows it."""
         if dtype == np.uint64 or getattr(value, "dtype", dtype).kind not in "iu":
             return
-        limits = np.iinfo(dtype)
+        limits = limits_of(dtype)
         changed = (value < limits.min) | (value > limits.max)
         if changed if type(value) is not VECTOR else some(changed if self.mask is None else changed & self.mask):
             raise Fault("a stored integer wraps")
