@@ -8,7 +8,7 @@ from typing import NamedTuple
 from minllm.catalogue.launch import Moved
 from minllm.kernels.attention.ladder.flash_attention_1 import KEY_TILE
 from minllm.kernels.attention.residual_window.reference import window_start
-from minllm.kernels.attention.split_tensor_core.cluster import CLUSTER
+from minllm.kernels.attention.split_tensor_core.cluster_step import CLUSTER
 
 
 class Sizes(NamedTuple):

@@ -16,13 +16,11 @@ cannot gather to FlashAttention-2, and split_tensor_core/decode_step.py passes a
 import functools
 
 from minllm.kernels.attention.variants import QUANTIZED, VARIANTS
-from minllm.runtime.device import HOPPER
 
 FASTEST_STEP, FASTEST_FEW, FASTEST_PROMPT = "split_tensor_core", "fixed_split", "flash_attention_3"
 FEW_TOKENS = 16  # the most new tokens per sequence for FASTEST_FEW: steps that verify drafts
 FASTEST_QUANTIZED_STEP, FASTEST_QUANTIZED_PROMPT = "split_quantized", "flash_attention_2_quantized"
 FASTEST_FLOAT8_PROMPT = "flash_attention_3_float8"
-LONGEST_CLUSTER_CONTEXT = 4096  # keys; at 8192 split_tensor_core is faster than a cluster (times: cluster.py)
 
 
 @functools.cache
@@ -43,12 +41,3 @@ def choose_prompt_of(form, dtype, capability):
     """Name of the fastest variant for prompts over a cache in a format."""
     fastest = FASTEST_FLOAT8_PROMPT if form == "fp8_e4m3" else FASTEST_QUANTIZED_PROMPT
     return VARIANTS.serving(fastest, FEW_TOKENS, str(dtype), capability, reads=QUANTIZED)
-
-
-def suits_clusters(sizes, capability):
-    """Whether split_tensor_core passes a decode step to split_cluster: one sequence with few keys, on Hopper.
-
-    Several sequences have contexts of different lengths, for which equal shares are better. A cluster runs within one GPC, a group of some
-    16 SMs, and with eight blocks per cluster half of the GPU is idle: long contexts lose more bandwidth than the merge saves.
-    """
-    return sizes.sequences == 1 and sizes.max_context_len <= LONGEST_CLUSTER_CONTEXT and capability == HOPPER

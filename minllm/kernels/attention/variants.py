@@ -24,7 +24,9 @@ VARIANTS = Variants(
     Variant("split_kv", ".split_kv.split_kv", most_rows=ONE),
     Variant("split_tensor_core", ".split_tensor_core.decode_step", most_rows=ONE, dtypes=HALF, fallback="split_kv"),
     Variant("split_unified_maximum", ".ladder.unified_maximum", most_rows=ONE, dtypes=HALF, fallback="split_kv"),
-    Variant("split_cluster", ".split_tensor_core.cluster", most_rows=ONE, dtypes=HALF, capability=HOPPER, fallback="split_tensor_core"),
+    Variant(
+        "split_cluster", ".split_tensor_core.cluster_step", most_rows=ONE, dtypes=HALF, capability=HOPPER, fallback="split_tensor_core"
+    ),
     Variant("flash_attention_2_quantized", ".flash_attention_2.quantized", dtypes=HALF, reads=QUANTIZED),
     Variant(
         "flash_attention_3_float8",

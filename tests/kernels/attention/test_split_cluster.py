@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from minllm.kernels.attention.common.arguments import AttentionSizes, sizes_of
-from minllm.kernels.attention.split_tensor_core import cluster, decode_step
+from minllm.kernels.attention.split_tensor_core import cluster_step, decode_step
 from minllm.kernels.attention.split_tensor_core.block_sizes import SplitShape
-from minllm.kernels.attention.split_tensor_core.cluster import choose_cluster, launch_clusters
+from minllm.kernels.attention.split_tensor_core.cluster_step import choose_cluster, launch_clusters
 from tests.kernels.attention.case_lists import RAGGED_CASES, SPLIT_CASES, TENSOR_COPY_CASES, in_16_bits
 from tests.kernels.attention.cases import AttentionCase, check_output, make_arrays, run_variant
 
@@ -39,7 +39,7 @@ def test_clusters(device, case, splits, shape):
 
 def test_one_short_sequence_gets_clusters(device, monkeypatch):
     launched = []
-    monkeypatch.setattr(cluster, "launch_clusters", lambda *a: (launched.append(a[5]), launch_clusters(*a)))
+    monkeypatch.setattr(cluster_step, "launch_clusters", lambda *a: (launched.append(a[5]), launch_clusters(*a)))
     case = AttentionCase((1,), (37,), heads=2, kv_heads=2, head_dim=16, dtype=np.float16)
     run_variant(device, decode_step, case)
     assert launched == [8]

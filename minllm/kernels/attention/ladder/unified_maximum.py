@@ -22,8 +22,8 @@ from numba import cuda, float32, int32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY
 from minllm.kernels.attention.split_tensor_core import decode_step
-from minllm.kernels.attention.split_tensor_core.tile import make_clear, make_softmax
-from minllm.kernels.attention.split_tensor_core.walk import Softmax
+from minllm.kernels.attention.split_tensor_core.tile import make_softmax
+from minllm.kernels.attention.split_tensor_core.tile_loop import Softmax
 from minllm.ptx import ex2
 
 # (largest exponent to base 2 with which weights, their sums and P V stay far from overflow, smallest sum with which weights keep their
@@ -36,12 +36,15 @@ def make_unified_softmax(sizes):
     """The Softmax with a unified maximum, and with a running maximum for tiles that have left the band."""
     columns, key_tiles, warps = sizes.columns, sizes.shape.keys // 16, sizes.shape.warps
     highest_exponent, smallest_sum = BANDS[sizes.dtype]
-    running_softmax, clear_to = make_softmax(sizes), make_clear(sizes)
+    running_softmax = make_softmax(sizes)
 
     @cuda.jit(device=True)
-    def clear(state, phi, running, cursor, line_heads, scale, ring):
+    def clear(state, phi, running):
         """Set the state to that of no keys, with phi as the maximum, or -inf for the running maximum."""
-        clear_to(state, float32(MINUS_INFINITY) if running else phi)
+        running_softmax.clear(state, phi, running)
+        if not running:
+            for i in range(2 * columns):
+                state.maxima[i] = phi
         state.highest[0] = float32(MINUS_INFINITY)
 
     @cuda.jit(device=True)

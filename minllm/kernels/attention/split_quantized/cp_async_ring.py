@@ -7,7 +7,7 @@ from numba import cuda, int32, int64, uint32
 from minllm.kernels.attention.split_quantized.layout import LINE_BYTES, make_scale_places, run_of
 from minllm.kernels.attention.split_quantized.ring import make_clear_scales, make_look_up
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.attention.split_tensor_core.walk import Source
+from minllm.kernels.attention.split_tensor_core.tile_loop import Source
 from minllm.ptx import (
     cp_async_16,
     cp_async_16_narrow,
@@ -76,7 +76,7 @@ def make_pick(runs):
 
 @functools.cache
 def make_source(layout, block_size, head_tiles, warps, plan):
-    """The Source that loads codes by cp.async; head_tiles: heads of the line per KV head."""
+    """(Source that loads codes by cp.async, aim, None: no producer warp); head_tiles: heads of the line per KV head."""
     keys, code_bytes, groups = layout.keys, layout.kv_format.code_bytes, layout.kv_format.groups
     scale_words, by_channel = layout.scale_words, layout.kv_format.keys_by_channel
     scale_copies = -(-scale_words // 4 // 32)  # per lane
@@ -115,13 +115,13 @@ def make_source(layout, block_size, head_tiles, warps, plan):
             code_bases, scale_bases = cuda.local.array(runs, int64), cuda.local.array(runs, int64)
             for i in range(runs):
                 slot = uint32(uint32(ahead.position + i * run) % uint32(block_size))
-                block_rows = int64(uint32(ring.blocks[i])) * int64(uint32(kv_heads * block_size))
+                block_rows = int64(uint32(cache.blocks[i])) * int64(uint32(kv_heads * block_size))
                 row = block_rows + int64(uint32(head * block_size + slot))  # row of [num_blocks, kv_heads, block_size]
                 code_bases[i], scale_bases[i] = row * code_bytes, row * groups
             copy_rows(cache, code_bases, ahead, ring)
             if scale_words > 0:
                 copy_scales(cache, scale_bases, ahead, ring)
-            ahead = look_up(advance(ahead.cursor, 1, batch), ahead, batch, ring)
+            ahead = look_up(advance(ahead.cursor, 1, batch), ahead, batch, ring, cache)
         cp_async_commit_group()
         return ahead
 
@@ -141,4 +141,4 @@ def make_source(layout, block_size, head_tiles, warps, plan):
         """Wait until all lanes have read the stage, which is filled next."""
         cuda.syncwarp()
 
-    return Source(setup, aim, fetch, wait, release, layout.stage_bytes, layout.ring_bytes, lookups=runs)
+    return Source(setup, fetch, wait, release, layout.stage_bytes, layout.ring_bytes), aim, None

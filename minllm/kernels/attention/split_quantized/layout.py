@@ -29,6 +29,7 @@ class CodeCache(NamedTuple):
     values: Array
     key_scales: Array
     value_scales: Array
+    blocks: Array  # int32, in registers: the blocks of the tile that a warp copies next (ring.py)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from minllm.kernels.attention.split_tensor_core.plan import quotient
 
 
 class Ahead(NamedTuple):
-    """The tile that is copied next. Its blocks (ring.blocks) are looked up one tile ahead, so that no copy waits for a block table."""
+    """The tile that is copied next. Its blocks (cache.blocks) are looked up one tile ahead, so that no copy waits for a block table."""
 
     cursor: Any
     sequence: int  # the sequence of start and stop
@@ -25,12 +25,12 @@ class Ahead(NamedTuple):
 
 @functools.cache
 def make_look_up(block_size, keys, warps, visible_keys):
-    """(aim, look_up): device functions that return the Ahead for a cursor, and write its blocks to ring.blocks."""
+    """(aim, look_up): device functions that return the Ahead for a cursor, and write its blocks to cache.blocks."""
     run = run_of(block_size, keys)
     runs = keys // run
 
     @cuda.jit(device=True)
-    def look_up(cursor, ahead, batch, ring):
+    def look_up(cursor, ahead, batch, ring, cache):
         """The Ahead at the cursor; looks up its blocks if any tile is left."""
         sequence, start, stop, position = ahead.sequence, ahead.start, ahead.stop, ahead.position
         if cursor.left > 0:
@@ -41,13 +41,13 @@ def make_look_up(block_size, keys, warps, visible_keys):
             block_table, last = batch.block_tables[uint32(sequence)], int32(stop - 1)
             for i in range(runs):
                 at = max(start, min(int32(position + i * run), last))
-                ring.blocks[i] = block_table[uint32(at) // uint32(block_size)]
+                cache.blocks[i] = block_table[uint32(at) // uint32(block_size)]
         return Ahead(cursor, sequence, start, stop, position)
 
     @cuda.jit(device=True)
-    def aim(cursor, batch, ring):
+    def aim(cursor, batch, ring, cache):
         """The Ahead at the first tile."""
-        return look_up(cursor, Ahead(cursor, int32(-1), int32(0), int32(0), int32(0)), batch, ring)
+        return look_up(cursor, Ahead(cursor, int32(-1), int32(0), int32(0), int32(0)), batch, ring, cache)
 
     return aim, look_up
 

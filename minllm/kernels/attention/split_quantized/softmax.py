@@ -16,7 +16,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.split_quantized.codes import EXPONENT_BITS, TWO_EXPONENTS, lanes_of
 from minllm.kernels.attention.split_quantized.layout import make_scale_places
-from minllm.kernels.attention.split_tensor_core.walk import Softmax
+from minllm.kernels.attention.split_tensor_core.tile_loop import Softmax
 from minllm.kernels.quantization.cache_decoder import operands_of
 from minllm.ptx import ex2, float_as_uint, max_f16x2, pack_f16x2, uint_as_float, unpack_f16x2
 from minllm.runtime.array_protocol import Array
@@ -53,7 +53,7 @@ def make_code_softmax(layout, heads_here):
     words_each = -(-scale_words // 32)
 
     @cuda.jit(device=True)
-    def clear(state, origin, running, cursor, line_heads, scale, ring):
+    def clear(state, phi, running):
         """Set the state to that of no keys."""
         maxima, sums, zero_sums, acc, ceiling, lift = state
         ceiling[0] = float32(LOWEST_CEILING) if integers else float32(1.0)

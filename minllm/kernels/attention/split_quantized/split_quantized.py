@@ -1,7 +1,8 @@
 """Flash-Decoding over a quantised KV cache: the codes themselves are multiplied on tensor cores.
 
-The frame is that of split_tensor_core.py: walk, plan and merge_parts. Tiles and the operations on them differ, one idea per file:
+Plans, the loop over tiles and merge_parts are those of split_tensor_core.py. Tiles and the operations on them differ, one idea per file:
 
+    walk        a block's loop over its run of tiles
     layout      codes and scales are copied unchanged, by cp_async_ring.py, or by tma_ring.py, which needs a producer warp
     codes       which heads, groups and channels a lane holds
     operands    words of codes become operands, with one instruction per two numbers or none
@@ -26,13 +27,16 @@ from minllm.kernels.attention.common.window_keys import check_window, code_keys
 from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.split_quantized import channels, cp_async_ring, floats, integers, tma_ring
 from minllm.kernels.attention.split_quantized.codes import QueryOperands, lanes_of
-from minllm.kernels.attention.split_quantized.layout import CodeCache, CodeLayout, can_fetch, map_of
+from minllm.kernels.attention.split_quantized.layout import CodeCache, CodeLayout, can_fetch, map_of, run_of
 from minllm.kernels.attention.split_quantized.products import make_mask, make_value_products
 from minllm.kernels.attention.split_quantized.softmax import CodeState, make_code_softmax
+from minllm.kernels.attention.split_quantized.walk import make_walk
 from minllm.kernels.attention.split_tensor_core import shape as shapes
-from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, make_merges, part_shapes
-from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, visible_keys
-from minllm.kernels.attention.split_tensor_core.walk import Products, make_walk
+from minllm.kernels.attention.split_tensor_core.fair_plan import make_fair_plan
+from minllm.kernels.attention.split_tensor_core.fixed_plan import make_fixed_plan
+from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, Parts, part_shapes
+from minllm.kernels.attention.split_tensor_core.plan import Batch, visible_keys
+from minllm.kernels.attention.split_tensor_core.tile_loop import Products
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.runtime.device import CONSUMER_BLACKWELL, HOPPER, block_shared_bytes_here, capability_here, sms_here
 from minllm.runtime.kernel import check, kernel, launch
@@ -73,11 +77,11 @@ def make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_
     """The walk for blocks of a SplitShape; arguments as in make_kernel."""
     head_dim, (head_tiles, heads_here) = kv_format.head_dim, shapes.head_tiles_of(group, kv_format.head_dim)
     layout, by_tma, warps = layout_of(kv_format, shape), shape.tensor_copies, shape.warps
-    plan = make_plan(shape.tile, splits, make_visible_codes(residual_window))
-    source = (tma_ring if by_tma else cp_async_ring).make_source(layout, block_size, head_tiles, warps, plan)
+    tile, visible = shape.tile, make_visible_codes(residual_window)
+    plan = make_fixed_plan(tile, splits, visible) if splits else make_fair_plan(tile, visible)
+    source, aim, produce = (tma_ring if by_tma else cp_async_ring).make_source(layout, block_size, head_tiles, warps, plan)
     products, softmax = make_products(layout, dtype, heads_here, head_tiles), make_code_softmax(layout, heads_here)
-    merge = make_merges(head_dim, warps, has_producer=by_tma)
-    return make_walk(group, head_dim, shape, plan, source, products, softmax, merge, load_early, zeros_early=True)
+    return make_walk(group, head_dim, shape, plan, source, aim, produce, products, softmax, load_early)
 
 
 @functools.cache
@@ -91,7 +95,7 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
     most_threads = 384 if kv_format.is_float else 256  # per SM, so that the registers have room for the queries of two heads
     load_early = loaded_count <= 16 and threads * shape.blocks <= most_threads
     head_count, group_count, out_count = lanes.heads, kv_format.groups * lanes.heads, kv_format.head_dim // 4 * lanes.columns
-    zero_count = 4 * lanes.zero_tiles * lanes.columns
+    zero_count, block_count = 4 * lanes.zero_tiles * lanes.columns, shape.keys // run_of(block_size, shape.keys)
     walk = make_code_walk(kv_format, dtype, block_size, group, splits, shape, residual_window, load_early)
 
     @kernel(launch_bounds=(threads, shape.blocks), dependent_launch=True)
@@ -116,18 +120,19 @@ def make_kernel(kv_format, dtype, block_size, group, splits, shape, residual_win
         value_map,
     ):
         wait_for_predecessors()
+        blocks = cuda.local.array(block_count, int32)
         if by_tma:
-            cache = CodeCache(key_map, value_map, key_scales, value_scales)
+            cache = CodeCache(key_map, value_map, key_scales, value_scales, blocks)
         else:
-            cache = CodeCache(key_codes, value_codes, key_scales, value_scales)
-        batch = Batch(query_start, context_lens, block_tables, int32(key_codes.shape[1] * head_tiles), sliding_window, int32(0))
+            cache = CodeCache(key_codes, value_codes, key_scales, value_scales, blocks)
+        batch = Batch(query_start, context_lens, block_tables, int32(key_codes.shape[1] * head_tiles), sliding_window)
         parts = Parts(part_max, part_sum, part_out, arrivals)
         fragments, loaded = cuda.local.array(fragment_count, uint32), cuda.local.array(loaded_count, uint32)
         operands = QueryOperands(fragments, loaded, cuda.local.array(head_count, float32), cuda.local.array(group_count, float32))
         maxima, sums = cuda.local.array(head_count, float32), cuda.local.array(head_count, float32)
         zero_sums, acc = cuda.local.array(zero_count, float32), cuda.local.array(out_count, float32)
         state = CodeState(maxima, sums, zero_sums, acc, cuda.local.array(1, float32), cuda.local.array(1, uint32))
-        walk(query, cache, batch, out, lse, parts, operands, state, int32(0), scale)
+        walk(query, cache, batch, out, lse, parts, operands, state, scale)
 
     return split_quantized_kernel, threads, shape.warps * layout_of(kv_format, shape).ring_bytes
 

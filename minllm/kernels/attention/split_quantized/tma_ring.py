@@ -21,7 +21,7 @@ from numba import cuda, int32, int64, uint32
 from minllm.kernels.attention.split_quantized.layout import BARRIER_BYTES, LINE_BYTES, make_scale_places, run_of
 from minllm.kernels.attention.split_quantized.ring import make_clear_scales, make_look_up
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.attention.split_tensor_core.walk import Ring, Source
+from minllm.kernels.attention.split_tensor_core.tile_loop import Ring, Source
 from minllm.ptx import (
     cp_async_bulk_shared_global,
     cp_async_bulk_tensor_2d_shared_global,
@@ -77,7 +77,7 @@ def make_producer(layout, block_size, head_tiles, warps, plan):
             at = int32(ahead.position + i * run)
             if at < ahead.stop and int32(at + run) > ahead.start:
                 slot = uint32(uint32(at) % uint32(block_size))
-                block_head = uint32(uint32(ring.blocks[i]) * kv_heads + head)
+                block_head = uint32(uint32(cache.blocks[i]) * kv_heads + head)
                 row = uint32(block_head * uint32(block_size) + slot)  # row of [num_blocks, kv_heads, block_size]
                 to, line = uint32(ring.free + i * run_bytes), uint32(row // uint32(rows_per_line))
                 cp_async_bulk_tensor_2d_shared_global(to, cache.keys, 0, line, barrier)
@@ -93,15 +93,15 @@ def make_producer(layout, block_size, head_tiles, warps, plan):
         lane, kv_heads = ring.lane, uint32(quotient(batch.line_heads, head_tiles))
         base = uint32(ring.start + lane * ring_bytes)
         stage, parity = base, uint32(1)  # all stages are free at first
-        mine = Ring(ring.words, ring.start, base, base, base, parity, lane, lane, ring.blocks)
-        ahead = aim(cursor, batch, mine)
+        mine = Ring(ring.words, ring.start, base, base, base, parity, lane, lane)
+        ahead = aim(cursor, batch, mine, cache)
         while ahead.cursor.left > 0:
             if lane < warps:
-                here = Ring(ring.words, ring.start, base, base, stage, parity, lane, lane, ring.blocks)
+                here = Ring(ring.words, ring.start, base, base, stage, parity, lane, lane)
                 mbarrier_wait_parity(uint32(filled(here, stage) + 8), parity)
                 copy_tile(ahead, uint32(quotient(ahead.cursor.head, head_tiles)), kv_heads, cache, here)
             cuda.syncwarp()
-            ahead = look_up(advance(ahead.cursor, 1, batch), ahead, batch, mine)
+            ahead = look_up(advance(ahead.cursor, 1, batch), ahead, batch, mine, cache)
             stage = uint32(stage + stage_bytes)
             if stage == uint32(base + ring_stages):
                 stage, parity = base, uint32(parity ^ 1)
@@ -111,13 +111,13 @@ def make_producer(layout, block_size, head_tiles, warps, plan):
 
 @functools.cache
 def make_source(layout, block_size, head_tiles, warps, plan):
-    """The Source that loads codes by TMA: the computing warps only wait for tiles and release them."""
+    """(Source that loads codes by TMA, aim, produce): the computing warps only wait for tiles and release them."""
     keys, scale_words = layout.keys, layout.scale_words
     clear_scales, (setup, filled) = make_clear_scales(layout), make_barriers(layout, warps)
     row_chunks, row_words, rows_per_line = layout.row_bytes // 16, layout.row_bytes // 4, LINE_BYTES // layout.row_bytes
 
     @cuda.jit(device=True)
-    def aim(cursor, batch, ring):
+    def aim(cursor, batch, ring, cache):
         """The cursor itself: only the producer looks up blocks."""
         return cursor
 
@@ -158,5 +158,5 @@ def make_source(layout, block_size, head_tiles, warps, plan):
         if ring.lane == 0:
             mbarrier_arrive(uint32(filled(ring, ring.stage) + 8))
 
-    produce, lookups = make_producer(layout, block_size, head_tiles, warps, plan), keys // run_of(block_size, keys)
-    return Source(setup, aim, fetch, wait, release, layout.stage_bytes, layout.ring_bytes, produce, lookups)
+    produce = make_producer(layout, block_size, head_tiles, warps, plan)
+    return Source(setup, fetch, wait, release, layout.stage_bytes, layout.ring_bytes), aim, produce

@@ -5,7 +5,7 @@ their blocks write their states to global memory, increment a count, and the las
 cache, one after another. Blocks of a cluster write directly into each other's shared memory instead, and each merges a slice of the head's
 output: one trip, and a barrier.
 
-    1  every block processes its share of the head's keys: take_tiles of walk.py
+    1  every block processes its share of the head's keys: take_tiles of tile_loop.py
     2  its warps' states are merged in shared memory; each slice of the result is sent to the block that owns it
     3  the cluster's barrier; then every block merges the states of its slice, in the order of the keys, and writes the output
 
@@ -19,28 +19,20 @@ Source for distributed shared memory: PTX ISA, "Cluster of cooperative thread ar
 import functools
 from typing import NamedTuple
 
-import numpy as np
 from numba import cuda, float32, int32, uint32
 
-from minllm.kernels.arguments import dtype_name
-from minllm.kernels.attention.choice import suits_clusters
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_single_tokens
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core import cp_async_ring, tma_ring
-from minllm.kernels.attention.split_tensor_core.block_sizes import BlockSizes, head_tiles_of
-from minllm.kernels.attention.split_tensor_core.merge_parts import VECTOR, WarpStates, make_warp_merge, pitch_of
-from minllm.kernels.attention.split_tensor_core.plan import Batch, make_plan, quotient
-from minllm.kernels.attention.split_tensor_core.shape import line_heads_of, shape_for
+from minllm.kernels.attention.split_tensor_core.fixed_plan import make_fixed_plan
+from minllm.kernels.attention.split_tensor_core.plan import Batch, quotient
 from minllm.kernels.attention.split_tensor_core.tile import Operands, State, make_products, make_softmax
-from minllm.kernels.attention.split_tensor_core.tma_ring import can_fetch, map_of
-from minllm.kernels.attention.split_tensor_core.walk import Heads, Span, make_steps
+from minllm.kernels.attention.split_tensor_core.tile_loop import Heads, Span, make_steps
+from minllm.kernels.attention.split_tensor_core.tma_ring import map_of
+from minllm.kernels.attention.split_tensor_core.warp_states import VECTOR, WarpStates, make_warp_merge, pitch_of
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.ptx import barrier_cluster_arrive, barrier_cluster_wait, ex2, mapa, shared_address, st_shared_cluster_f32
 from minllm.runtime.array_protocol import Array
-from minllm.runtime.device import HOPPER, block_shared_bytes_here, capability_here, sms_here
-from minllm.runtime.kernel import check, kernel, launch
-
-CLUSTER = 8  # blocks per cluster
+from minllm.runtime.kernel import kernel, launch
 
 
 class Received(NamedTuple):
@@ -107,7 +99,7 @@ def make_cluster_kernel(sizes, splits):
     shape, head_dim, head_tiles, heads_here = sizes.shape, sizes.head_dim, sizes.head_tiles, sizes.heads
     warps, keys, tile, threads, by_tma = shape.warps, shape.keys, shape.tile, 32 * shape.warps, shape.tensor_copies
     query_count, out_count, state_count = 2 * sizes.steps * sizes.columns, 4 * sizes.steps * sizes.columns, 2 * sizes.columns
-    plan, products, softmax = make_plan(tile, splits), make_products(sizes), make_softmax(sizes)
+    plan, products, softmax = make_fixed_plan(tile, splits), make_products(sizes), make_softmax(sizes)
     source = (tma_ring if by_tma else cp_async_ring).make_source(sizes, plan)
     open_ring, heads_of, fill, take_tiles = make_steps(sizes.group, head_dim, shape, source, products, softmax)
     hand_out, merge_slice, slice_count = make_cluster_merge(head_dim, heads_here, warps, splits)
@@ -141,11 +133,11 @@ def make_cluster_kernel(sizes, splits):
             cache = (key_map, value_map)
         else:
             cache = (key_cache, value_cache)
-        batch = Batch(query_start, context_lens, block_tables, int32(key_cache.shape[2] * head_tiles), sliding_window, 0)
+        batch = Batch(query_start, context_lens, block_tables, int32(key_cache.shape[2] * head_tiles), sliding_window)
         rank = int32(cuda.blockIdx.x % splits)
 
         # This block's share of the head, and the first tiles on their way.
-        ring = open_ring(block_tables, cuda.local.array(1, int32))
+        ring = open_ring(block_tables)
         now, _ = plan.begin(batch)
         heads = heads_of(now, batch)
         has_row = query_start[uint32(now.sequence + 1)] > heads.row
@@ -157,7 +149,7 @@ def make_cluster_kernel(sizes, splits):
         operands = Operands(cuda.local.array(query_count, uint32), cuda.local.array(query_count, uint32))
         maxima, sums = cuda.local.array(state_count, float32), cuda.local.array(state_count, float32)
         state = State(maxima, sums, cuda.local.array(out_count, float32), maxima)
-        softmax.clear(state, 0, True, now, heads, scale, ring)
+        softmax.clear(state, 0, True)
         products.load_query(operands, query, Heads(heads.row, heads.first, heads.left if has_row else int32(0)), ring.lane)
         products.prepare(operands, state, now, cache, ring.lane)
         take_tiles(span, operands, state, True, ahead, ring, pipeline, batch, cache, scale)
@@ -175,51 +167,9 @@ def make_cluster_kernel(sizes, splits):
     return split_cluster_kernel, threads, warps * sizes.ring_bytes
 
 
-def choose_cluster(sizes, sm_count=None):
-    """(blocks per cluster, SplitShape) for a call for which clusters are fastest, else None."""
-    if not suits_clusters(sizes, capability_here()):
-        return None
-    head_tiles, _ = head_tiles_of(sizes.group, sizes.head_dim)
-    if 2 * sizes.kv_heads * head_tiles * CLUSTER > (sm_count or sms_here()):
-        return None
-    return CLUSTER, cluster_shape(sizes, sm_count)
-
-
-def cluster_shape(sizes, sm_count=None):
-    """The SplitShape of blocks with room for the states they receive from their cluster."""
-    _, heads = head_tiles_of(sizes.group, sizes.head_dim)
-    sent_bytes = 4 * CLUSTER * (2 * heads + -(-heads * sizes.head_dim // CLUSTER))  # received from the other blocks
-    by_tma = can_fetch(sizes.head_dim, sizes.block_size)
-    return shape_for(sizes.head_dim, sizes.group, 1, block_shared_bytes_here() - sent_bytes, sm_count, by_tma)
-
-
-def launch_clusters(inputs, sizes, scale, sliding_window, stream, splits, shape):
-    """Launch the kernel on checked inputs of decode_step.attention, with `splits` blocks of this SplitShape per head."""
-    query, key_cache, value_cache, *_ = inputs
-    block_sizes = BlockSizes(sizes.head_dim, sizes.group, shape, sizes.block_size, dtype_name(query.dtype))
-    cluster_kernel, threads, shared_bytes = make_cluster_kernel(block_sizes, splits)
-    maps = (map_of(key_cache), map_of(value_cache)) if shape.tensor_copies else (None, None)
-    arguments = (*inputs, float(scale * LOG2_E), int(sliding_window), *maps)
-    launch(cluster_kernel, line_heads_of(sizes) * splits, threads, arguments, stream, shared_bytes, (splits, 1, 1))
-
-
-def workspace_shapes(query, key_cache, block_tables):
-    """Clusters need no scratch memory."""
-    return {}
-
-
-def attention(
-    query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
-    workspace=None, stream=None, shape=None,
-):  # fmt: skip
-    """Attention of one new token per sequence, written into `out`, one cluster per head; arguments as in kernels/attention/__init__.py.
-
-    shape: a SplitShape; the default suits the head_dim. decode_step.attention launches clusters itself when they are fastest. Raises
-    KernelArgumentError for float32, for more than one new token per sequence, and on a GPU of another compute capability than 9.0.
-    """
-    inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
-    sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
-    check_single_tokens("split_cluster", sizes, max_query_len)
-    check(dtype_name(query.dtype) != "float32", "split_cluster takes float16 and bfloat16, not float32")
-    check(isinstance(query, np.ndarray) or capability_here() == HOPPER, "split_cluster needs a GPU of compute capability 9.0")
-    launch_clusters(inputs, sizes, scale, sliding_window, stream, CLUSTER, shape or cluster_shape(sizes))
+def launch_kernel(inputs, numbers, sizes, splits, blocks, stream):
+    """Launch the kernel of these BlockSizes on checked arrays, in clusters of `splits` blocks. numbers: scale and sliding_window."""
+    _, key_cache, value_cache, *_ = inputs
+    chosen, threads, shared_bytes = make_cluster_kernel(sizes, splits)
+    maps = (map_of(key_cache), map_of(value_cache)) if sizes.shape.tensor_copies else (None, None)
+    launch(chosen, blocks, threads, (*inputs, *numbers, *maps), stream, shared_bytes, (splits, 1, 1))

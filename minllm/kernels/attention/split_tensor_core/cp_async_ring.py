@@ -12,7 +12,7 @@ from numba import cuda, int32, int64, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.attention.split_tensor_core.walk import Source
+from minllm.kernels.attention.split_tensor_core.tile_loop import Source
 from minllm.ptx import (
     cp_async_16,
     cp_async_commit_group,
@@ -23,12 +23,6 @@ from minllm.ptx import (
 )
 
 WAIT_FOR_OLDEST = {2: cp_async_wait_group_1, 3: cp_async_wait_group_2, 4: cp_async_wait_group_3}  # by number of stages
-
-
-@cuda.jit(device=True)
-def aim(cursor, batch, ring):
-    """The cursor itself: nothing is looked up ahead."""
-    return cursor
 
 
 @cuda.jit(device=True)
@@ -91,4 +85,4 @@ def make_source(sizes, plan):
         wait_for_oldest()
         cuda.syncwarp()
 
-    return Source(setup, aim, fetch, wait, release, sizes.stage_bytes, sizes.ring_bytes)
+    return Source(setup, fetch, wait, release, sizes.stage_bytes, sizes.ring_bytes)

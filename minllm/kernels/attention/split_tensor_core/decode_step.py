@@ -1,14 +1,16 @@
 """Decode steps over 16-bit caches: which kernel serves a call.
 
-One short sequence on Hopper gets clusters (cluster.py), other calls split_tensor_core.py. float32 is passed to split_kv.
+One short sequence on Hopper gets clusters (cluster_step.py), other calls split_tensor_core.py. float32 is passed to split_kv.
 """
 
 from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, check_single_tokens, sizes_of
 from minllm.kernels.attention.common.workspace import scratch_arrays
 from minllm.kernels.attention.split_kv import split_kv
-from minllm.kernels.attention.split_tensor_core import cluster
+from minllm.kernels.attention.split_tensor_core import cluster_step
 from minllm.kernels.attention.split_tensor_core.block_sizes import BlockSizes, head_tiles_of
+from minllm.kernels.attention.split_tensor_core.fair_plan import make_fair_plan
+from minllm.kernels.attention.split_tensor_core.fixed_plan import make_fixed_plan
 from minllm.kernels.attention.split_tensor_core.merge_parts import PART_NAMES, part_shapes
 from minllm.kernels.attention.split_tensor_core.shape import grid_of, shape_of
 from minllm.kernels.attention.split_tensor_core.split_tensor_core import launch_kernel
@@ -44,13 +46,14 @@ def attention(
         check(lse is None, "the log-sum-exp needs float16 or bfloat16 queries, not float32")
         split_kv.attention(*inputs, scale, sliding_window, max_query_len, workspace, stream, splits, sm_count)
         return
-    if all(option is None for option in (splits, shape, phi, lse)) and (chosen := cluster.choose_cluster(sizes, sm_count)):
-        cluster.launch_clusters(inputs, sizes, scale, sliding_window, stream, *chosen)
+    if all(option is None for option in (splits, shape, phi, lse)) and (chosen := cluster_step.choose_cluster(sizes, sm_count)):
+        cluster_step.launch_clusters(inputs, sizes, scale, sliding_window, stream, *chosen)
         return
     shape = shape or shape_of(sizes, sm_count, unified)
     check(not (unified and shape.tensor_copies), "the unified maximum takes no tensor copies: it may have to fetch a run again")
     scratch = scratch_arrays(workspace, workspace_shapes(query, key_cache, block_tables, splits, sm_count, shape), query)
     numbers = (float(scale * LOG2_E), int(sliding_window), phi / scale if unified else None)
     block_sizes = BlockSizes(sizes.head_dim, sizes.group, shape, sizes.block_size, dtype_name(query.dtype))
+    plan = make_fixed_plan(shape.tile, splits) if splits else make_fair_plan(shape.tile)
     states = [scratch[name] for name in PART_NAMES]
-    launch_kernel(inputs, lse, states, numbers, block_sizes, splits, softmax, grid_of(sizes, splits, sm_count, shape), stream)
+    launch_kernel(inputs, lse, states, numbers, block_sizes, plan, softmax, grid_of(sizes, splits, sm_count, shape), stream)

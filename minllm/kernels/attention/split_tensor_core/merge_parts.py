@@ -10,27 +10,18 @@ FLOPs: 2 * head_dim per state and head. Bytes: 4 * (head_dim + 2) per state and 
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.split_tensor_core.plan import quotient
+from minllm.kernels.attention.split_tensor_core.warp_states import VECTOR, make_warp_merge
 from minllm.ptx import bar_sync, ex2, float_as_uint, load_128, store_128, uint_as_float
 from minllm.runtime.array_protocol import Array
 from minllm.tiles.warp import ALL_LANES, warp_max, warp_sum
 
-VECTOR = 4  # float32 numbers in 16 bytes, which a thread merges at a time
 PART_NAMES = ("part_max", "part_sum", "part_out", "arrivals")  # in the order of the kernels' arguments
-
-
-class WarpStates(NamedTuple):
-    """The states of a block's warps in shared memory."""
-
-    maxima: Array  # [warps, heads]
-    sums: Array  # [warps, heads]
-    outs: Array  # [warps, heads, head_dim]
 
 
 class Parts(NamedTuple):
@@ -41,16 +32,6 @@ class Parts(NamedTuple):
     sums: Array  # [2 * blocks, heads]
     outs: Array  # [2 * blocks, heads, head_dim]
     arrivals: Array  # [blocks], zeros before and after
-
-
-class Merge(NamedTuple):
-    """The device functions that make_merges returns."""
-
-    write_whole: Callable
-    write_part: Callable
-    arrive: Callable
-    merge_parts: Callable
-    synchronize: Callable
 
 
 def part_shapes(blocks, heads, head_dim):
@@ -65,68 +46,18 @@ def slot_of_part(first_slot, part):
     return uint32(first_slot if part == 0 else (uint32(first_slot) // 2 + part) * 2)
 
 
-def pitch_of(head_dim):
-    """float32 numbers from one head's output to the next in shared memory: lanes of four heads and eight dims fall into different banks."""
-    return -(-head_dim // 32) * 32 + 4
-
-
 @functools.cache
-def make_warp_merge(warps):
-    """merge_warps(states, head, dim, scale, results) -> (maximum, sum) of a head over all warps; results: VECTOR elements of its output."""
+def make_merges(head_dim, warps, plan, has_producer=False):
+    """(write_whole, finish_part, write_zeros, synchronize): device functions for the first `warps` warps of a block.
 
-    @cuda.jit(device=True)
-    def merge_warps(states, head, dim, scale, results):
-        maximum = float32(MINUS_INFINITY)
-        for w in range(warps):
-            maximum = max(maximum, states.maxima[w, head])
-        shift = finite_or_zero(maximum)
-        total = float32(0.0)
-        for j in range(VECTOR):
-            results[j] = float32(0.0)
-        for w in range(warps):
-            weight = ex2((states.maxima[w, head] - shift) * scale)
-            total += weight * states.sums[w, head]
-            for j in range(VECTOR):
-                results[j] += weight * states.outs[w, head, uint32(dim + j)]
-        return maximum, total
-
-    return merge_warps
-
-
-@functools.cache
-def make_write_zeros(head_dim, threads, visible_keys):
-    """write_zeros(out, lse, batch) for blocks of `threads` threads."""
-
-    @cuda.jit(device=True)
-    def write_zeros(out, lse, batch):
-        """Write rows that see no keys: zeros, and log-sum-exp -inf. The sequences are distributed over the blocks."""
-        sequence = uint32(cuda.blockIdx.x)
-        while sequence < batch.context_lens.shape[0]:
-            row = uint32(batch.query_start[sequence])
-            _, stop = visible_keys(sequence, batch)
-            if stop == 0 and batch.query_start[uint32(sequence + 1)] > row:
-                for head in range(out.shape[1]):
-                    if lse is not None:
-                        if cuda.threadIdx.x == 0:
-                            lse[row, uint32(head)] = float32(MINUS_INFINITY)
-                    dim = uint32(cuda.threadIdx.x)
-                    while dim < head_dim:
-                        out[row, uint32(head), dim] = float32(0.0)
-                        dim = uint32(dim + threads)
-            sequence = uint32(sequence + cuda.gridDim.x)
-
-    return write_zeros
-
-
-@functools.cache
-def make_merges(head_dim, warps, has_producer=False):
-    """The Merge of the first `warps` warps of a block; has_producer: the block has another warp, which does not join their barrier."""
+    plan: divides heads into parts. has_producer: the block has another warp, which does not join their barrier.
+    """
     threads = 32 * warps
     vectors_each = -(-head_dim // (32 * VECTOR))  # per lane
     dims_each = VECTOR * vectors_each
     parts_at_once = 16 // vectors_each  # parts of a head whose loads are in flight together
     word_count = parts_at_once * dims_each
-    merge_warps = make_warp_merge(warps)
+    merge_warps, visible_keys = make_warp_merge(warps), plan.visible_keys
 
     @cuda.jit(device=True)
     def synchronize():
@@ -239,4 +170,31 @@ def make_merges(head_dim, warps, has_producer=False):
                     out[uint32(heads.row), uint32(heads.first + head), uint32(dim)] = acc[i] * inverse
             head += warps
 
-    return Merge(write_whole, write_part, arrive, merge_parts, synchronize)
+    @cuda.jit(device=True)
+    def finish_part(states, cursor, cut, line, parts, arrived, out, lse, heads, scale):
+        """Write this block's part of a head to memory; the last block to do so merges all parts."""
+        slot = uint32(2 * cuda.blockIdx.x + (0 if line == cut.line else 1))
+        write_part(states, parts, slot, heads, scale)
+        first_slot, count = plan.parts_of_head(cursor, cut, line)
+        if arrive(parts, first_slot, arrived) == count - 1:
+            merge_parts(parts, first_slot, count, out, lse, heads, scale)
+
+    @cuda.jit(device=True)
+    def write_zeros(out, lse, batch):
+        """Write rows that see no keys: zeros, and log-sum-exp -inf. The sequences are distributed over the blocks."""
+        sequence = uint32(cuda.blockIdx.x)
+        while sequence < batch.context_lens.shape[0]:
+            row = uint32(batch.query_start[sequence])
+            _, stop = visible_keys(sequence, batch)
+            if stop == 0 and batch.query_start[uint32(sequence + 1)] > row:
+                for head in range(out.shape[1]):
+                    if lse is not None:
+                        if cuda.threadIdx.x == 0:
+                            lse[row, uint32(head)] = float32(MINUS_INFINITY)
+                    dim = uint32(cuda.threadIdx.x)
+                    while dim < head_dim:
+                        out[row, uint32(head), dim] = float32(0.0)
+                        dim = uint32(dim + threads)
+            sequence = uint32(sequence + cuda.gridDim.x)
+
+    return write_whole, finish_part, write_zeros, synchronize

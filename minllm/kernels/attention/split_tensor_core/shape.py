@@ -3,8 +3,8 @@
 import functools
 
 from minllm.kernels.attention.split_tensor_core.block_sizes import BlockSizes, SplitShape, head_tiles_of
-from minllm.kernels.attention.split_tensor_core.merge_parts import pitch_of
 from minllm.kernels.attention.split_tensor_core.tma_ring import can_fetch
+from minllm.kernels.attention.split_tensor_core.warp_states import pitch_of
 from minllm.machine.occupancy import round_up
 from minllm.runtime.device import CONSUMER_BLACKWELL, HOPPER, block_shared_bytes_here, capability_here, sms_here
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero
-from minllm.kernels.attention.split_tensor_core.walk import Products, Softmax
+from minllm.kernels.attention.split_tensor_core.tile_loop import Products, Softmax
 from minllm.ptx import (
     ex2,
     ldmatrix_x4,
@@ -138,30 +138,19 @@ def make_products(sizes):
 
 
 @functools.cache
-def make_clear(sizes):
-    """clear_to(state, maximum): device function that sets the state to that of no keys, with this maximum."""
-    out_count, state_count = 4 * sizes.steps * sizes.columns, 2 * sizes.columns
+def make_softmax(sizes):
+    """The Softmax with a running maximum."""
+    head_dim, steps, columns, key_tiles = sizes.head_dim, sizes.steps, sizes.columns, sizes.shape.keys // 16
+    out_count, state_count = 4 * steps * columns, 2 * columns
 
     @cuda.jit(device=True)
-    def clear_to(state, maximum):
+    def clear(state, phi, running):
+        """Set the state to that of no keys."""
         for i in range(out_count):
             state.acc[i] = float32(0.0)
         for i in range(state_count):
-            state.maxima[i] = maximum
+            state.maxima[i] = float32(MINUS_INFINITY)
             state.sums[i] = float32(0.0)
-
-    return clear_to
-
-
-@functools.cache
-def make_softmax(sizes):
-    """The Softmax with a running maximum."""
-    head_dim, steps, columns, key_tiles, clear_to = sizes.head_dim, sizes.steps, sizes.columns, sizes.shape.keys // 16, make_clear(sizes)
-
-    @cuda.jit(device=True)
-    def clear(state, phi, running, cursor, line_heads, scale, ring):
-        """Set the state to that of no keys."""
-        clear_to(state, float32(MINUS_INFINITY))
 
     @cuda.jit(device=True)
     def fold(scores, state, operands, running, scale, ring):

@@ -12,9 +12,9 @@ import functools
 from numba import cuda, int32, uint32
 
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.kernels.attention.split_tensor_core.cp_async_ring import aim, release
+from minllm.kernels.attention.split_tensor_core.cp_async_ring import release
 from minllm.kernels.attention.split_tensor_core.plan import quotient
-from minllm.kernels.attention.split_tensor_core.walk import Source
+from minllm.kernels.attention.split_tensor_core.tile_loop import Source
 from minllm.ptx import (
     cp_async_bulk_tensor_5d_shared_global,
     fence_mbarrier_init,
@@ -109,4 +109,4 @@ def make_source(sizes, plan):
             fence_proxy_async()  # before the copies that fill the stage again
         cuda.syncwarp()
 
-    return Source(setup, aim, fetch, wait, release, stage_bytes, sizes.ring_bytes)
+    return Source(setup, fetch, wait, release, stage_bytes, sizes.ring_bytes)
