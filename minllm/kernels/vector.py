@@ -40,28 +40,6 @@ def unpack_4_float32(words, word, values, at):
 
 
 @cuda.jit(device=True)
-def unpack_8_bfloat16(words, word, values, at):
-    """values[at : at + 8] = the 8 bfloat16 in words[word : word + 4]."""
-    for k in range(4):
-        values[at + 2 * k], values[at + 2 * k + 1] = unpack_bf16x2(words[word + k])
-
-
-@cuda.jit(device=True)
-def unpack_8_float16(words, word, values, at):
-    """values[at : at + 8] = the 8 float16 in words[word : word + 4]."""
-    for k in range(4):
-        values[at + 2 * k], values[at + 2 * k + 1] = unpack_f16x2(words[word + k])
-
-
-@cuda.jit(device=True)
-def load_4_float32(array, index, values, at):
-    """values[at : at + 4] from 4 float32."""
-    words = cuda.local.array(4, uint32)
-    load_words(array, index, words, 0)
-    unpack_4_float32(words, 0, values, at)
-
-
-@cuda.jit(device=True)
 def store_4_float32(array, index, values, at):
     """Store 4 float32 from values[at : at + 4]."""
     word0, word1 = float_as_uint(values[at]), float_as_uint(values[at + 1])
@@ -69,66 +47,59 @@ def store_4_float32(array, index, values, at):
     store_128(array, index, word0, word1, word2, word3)
 
 
-@cuda.jit(device=True)
-def load_8_bfloat16(array, index, values, at):
-    """values[at : at + 8] from 8 bfloat16."""
-    words = cuda.local.array(4, uint32)
-    load_words(array, index, words, 0)
-    unpack_8_bfloat16(words, 0, values, at)
+def make_load(unpack):
+    """The device function `load` of vectors that `unpack` converts."""
+
+    @cuda.jit(device=True)
+    def load(array, index, values, at):
+        words = cuda.local.array(4, uint32)
+        load_words(array, index, words, 0)
+        unpack(words, 0, values, at)
+
+    return load
 
 
-@cuda.jit(device=True)
-def store_8_bfloat16(array, index, values, at):
-    """Store 8 bfloat16 from values[at : at + 8], and leave the rounded numbers there."""
-    word0, word1 = pack_bf16x2(values[at], values[at + 1]), pack_bf16x2(values[at + 2], values[at + 3])
-    word2, word3 = pack_bf16x2(values[at + 4], values[at + 5]), pack_bf16x2(values[at + 6], values[at + 7])
-    store_128(array, index, word0, word1, word2, word3)
-    values[at], values[at + 1] = unpack_bf16x2(word0)
-    values[at + 2], values[at + 3] = unpack_bf16x2(word1)
-    values[at + 4], values[at + 5] = unpack_bf16x2(word2)
-    values[at + 6], values[at + 7] = unpack_bf16x2(word3)
+load_4_float32 = make_load(unpack_4_float32)
 
 
-@cuda.jit(device=True)
-def load_8_float16(array, index, values, at):
-    """values[at : at + 8] from 8 float16."""
-    words = cuda.local.array(4, uint32)
-    load_words(array, index, words, 0)
-    unpack_8_float16(words, 0, values, at)
+def make_halves(pack, unpack_pair):
+    """(width, load, store, unpack) for numbers of 16 bits; pack and unpack_pair: the instructions that convert two of them."""
 
+    @cuda.jit(device=True)
+    def unpack(words, word, values, at):
+        """values[at : at + 8] = the 8 numbers in words[word : word + 4]."""
+        for k in range(4):
+            values[at + 2 * k], values[at + 2 * k + 1] = unpack_pair(words[word + k])
 
-@cuda.jit(device=True)
-def store_8_float16(array, index, values, at):
-    """Store 8 float16 from values[at : at + 8], and leave the rounded numbers there."""
-    word0, word1 = pack_f16x2(values[at], values[at + 1]), pack_f16x2(values[at + 2], values[at + 3])
-    word2, word3 = pack_f16x2(values[at + 4], values[at + 5]), pack_f16x2(values[at + 6], values[at + 7])
-    store_128(array, index, word0, word1, word2, word3)
-    values[at], values[at + 1] = unpack_f16x2(word0)
-    values[at + 2], values[at + 3] = unpack_f16x2(word1)
-    values[at + 4], values[at + 5] = unpack_f16x2(word2)
-    values[at + 6], values[at + 7] = unpack_f16x2(word3)
+    @cuda.jit(device=True)
+    def store(array, index, values, at):
+        """Store 8 numbers from values[at : at + 8], and leave the rounded numbers there."""
+        word0, word1 = pack(values[at], values[at + 1]), pack(values[at + 2], values[at + 3])
+        word2, word3 = pack(values[at + 4], values[at + 5]), pack(values[at + 6], values[at + 7])
+        store_128(array, index, word0, word1, word2, word3)
+        values[at], values[at + 1] = unpack_pair(word0)
+        values[at + 2], values[at + 3] = unpack_pair(word1)
+        values[at + 4], values[at + 5] = unpack_pair(word2)
+        values[at + 6], values[at + 7] = unpack_pair(word3)
+
+    return 8, make_load(unpack), store, unpack
 
 
 ACCESS = {
-    np.dtype(np.float32): (4, load_4_float32, store_4_float32),
-    np.dtype(np.float16): (8, load_8_float16, store_8_float16),
-    np.dtype(ml_dtypes.bfloat16): (8, load_8_bfloat16, store_8_bfloat16),
-}
-UNPACK = {
-    np.dtype(np.float32): unpack_4_float32,
-    np.dtype(np.float16): unpack_8_float16,
-    np.dtype(ml_dtypes.bfloat16): unpack_8_bfloat16,
+    np.dtype(np.float32): (4, load_4_float32, store_4_float32, unpack_4_float32),
+    np.dtype(np.float16): make_halves(pack_f16x2, unpack_f16x2),
+    np.dtype(ml_dtypes.bfloat16): make_halves(pack_bf16x2, unpack_bf16x2),
 }
 
 
 def vector_access(dtype):
     """(width, load, store) for vectors of `dtype`: float32, float16 or bfloat16. width: elements per vector."""
-    return ACCESS[np.dtype(dtype)]
+    return ACCESS[np.dtype(dtype)][:3]
 
 
 def vector_unpack(dtype):
     """The device function `unpack` for vectors of `dtype`: the second step of a load."""
-    return UNPACK[np.dtype(dtype)]
+    return ACCESS[np.dtype(dtype)][3]
 
 
 def vectors_per_row(row, *arrays):

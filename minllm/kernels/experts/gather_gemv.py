@@ -38,7 +38,7 @@ from minllm.kernels.experts.arguments import check_down, check_gate_up
 from minllm.kernels.experts.choice import make_choice, make_weights
 from minllm.kernels.experts.codes import CodeKind, codes_of, is_quantized, make_scale_at, make_unpack_eight
 from minllm.kernels.matmul.arguments import check_norm
-from minllm.kernels.matmul.gemv.sums import DOT_OF_WORDS, SCALED_DOT_OF_WORDS
+from minllm.kernels.matmul.gemv.sums import DOTS
 from minllm.kernels.vector import VECTOR_BYTES, vector_access, vectors_per_row
 from minllm.ptx import griddepcontrol_launch_dependents, griddepcontrol_wait, load_128, load_128_streaming
 from minllm.runtime.kernel import check, kernel, launch
@@ -65,7 +65,7 @@ def make_dots(k: int, rows: int, loads: int, dtype: str, reads: str | CodeKind, 
     width = VECTOR_BYTES // np.dtype(dtype).itemsize
     warp_step = WARP * width  # elements of a row per load of a warp
     unroll = max(1, min(loads // rows, ceil_div(k, warp_step)))
-    step, words_in_flight, dot, scaled_dot = unroll * warp_step, rows * unroll * 4, DOT_OF_WORDS[dtype], SCALED_DOT_OF_WORDS[dtype]
+    step, words_in_flight, (dot, scaled_dot) = unroll * warp_step, rows * unroll * 4, DOTS[dtype]
 
     @cuda.jit(device=True)
     def dots(x, x_starts, norm, weight, starts, total, lane):

@@ -21,7 +21,7 @@ from minllm.kernels.arguments import ceil_div, check_array
 from minllm.kernels.dependent_launch import wait_for_predecessors
 from minllm.kernels.experts.arguments import FLOAT32
 from minllm.kernels.matmul.arguments import HALF_DTYPES
-from minllm.kernels.matmul.gemv.sums import DOT_OF_WORDS
+from minllm.kernels.matmul.gemv.sums import DOTS
 from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.kernels.reduction import block_sum
@@ -45,7 +45,7 @@ def normed_router_reference(x, norm, router, epsilon):
 def normed_router_kernel(hidden: int, dtype: str):
     """The kernel for rows of `hidden` elements, whole vectors of `dtype`."""
     width, load, store = vector_access(dtype)
-    vectors, dot = hidden // width, DOT_OF_WORDS[dtype]
+    vectors, (dot, _) = hidden // width, DOTS[dtype]
     pieces, loads = ceil_div(vectors, THREADS), ceil_div(vectors, WARP)  # vectors per thread of x, and per lane of a row of the router
     held, words_in_flight, row_words = pieces * width, ROWS * loads * 4, vectors * 4  # 32-bit words of the normalised row
 

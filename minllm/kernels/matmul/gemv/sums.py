@@ -34,47 +34,33 @@ def dot_float32(a, b, total):
 
 
 @cuda.jit(device=True)
-def dot_bf16x2(a, b, total):
-    """total + the dot product of two pairs of bfloat16, each pair in a 32-bit word."""
-    a_low, a_high = unpack_bf16x2(a)
-    b_low, b_high = unpack_bf16x2(b)
-    return total + a_low * b_low + a_high * b_high
-
-
-@cuda.jit(device=True)
-def dot_f16x2(a, b, total):
-    """total + the dot product of two pairs of float16, each pair in a 32-bit word."""
-    a_low, a_high = unpack_f16x2(a)
-    b_low, b_high = unpack_f16x2(b)
-    return total + a_low * b_low + a_high * b_high
-
-
-@cuda.jit(device=True)
 def scaled_dot_float32(a, b, scale, total):
     """total + a * (b * scale), for float32 in 32-bit words."""
     return total + uint_as_float(a) * (uint_as_float(b) * uint_as_float(scale))
 
 
-@cuda.jit(device=True)
-def scaled_dot_bf16x2(a, b, scale, total):
-    """total + the dot product of a and b * scale, pairs of bfloat16."""
-    a_low, a_high = unpack_bf16x2(a)
-    b_low, b_high = unpack_bf16x2(b)
-    scale_low, scale_high = unpack_bf16x2(scale)
-    return total + a_low * (b_low * scale_low) + a_high * (b_high * scale_high)
+def make_dots(unpack):
+    """The same two device functions for words of two 16-bit numbers, which `unpack` converts."""
+
+    @cuda.jit(device=True)
+    def dot(a, b, total):
+        """total + the dot product of two pairs."""
+        a_low, a_high = unpack(a)
+        b_low, b_high = unpack(b)
+        return total + a_low * b_low + a_high * b_high
+
+    @cuda.jit(device=True)
+    def scaled_dot(a, b, scale, total):
+        """total + the dot product of a and b * scale, three pairs."""
+        a_low, a_high = unpack(a)
+        b_low, b_high = unpack(b)
+        scale_low, scale_high = unpack(scale)
+        return total + a_low * (b_low * scale_low) + a_high * (b_high * scale_high)
+
+    return dot, scaled_dot
 
 
-@cuda.jit(device=True)
-def scaled_dot_f16x2(a, b, scale, total):
-    """total + the dot product of a and b * scale, pairs of float16."""
-    a_low, a_high = unpack_f16x2(a)
-    b_low, b_high = unpack_f16x2(b)
-    scale_low, scale_high = unpack_f16x2(scale)
-    return total + a_low * (b_low * scale_low) + a_high * (b_high * scale_high)
-
-
-DOT_OF_WORDS = {"float32": dot_float32, "bfloat16": dot_bf16x2, "float16": dot_f16x2}
-SCALED_DOT_OF_WORDS = {"float32": scaled_dot_float32, "bfloat16": scaled_dot_bf16x2, "float16": scaled_dot_f16x2}
+DOTS = {"float32": (dot_float32, scaled_dot_float32), "bfloat16": make_dots(unpack_bf16x2), "float16": make_dots(unpack_f16x2)}
 
 
 def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_row, guarded: bool = False, waits: bool = False):
@@ -87,7 +73,7 @@ def make_accumulate_step(m: int, k: int, dtype: str, tiling: GemvTiling, weight_
     vector = 16 // np.dtype(dtype).itemsize  # elements per load
     warp_step = WARP * vector  # elements of a row per load of a warp
     words_in_flight = rows * unroll * 4
-    dot, scaled_dot = DOT_OF_WORDS[dtype], SCALED_DOT_OF_WORDS[dtype]
+    dot, scaled_dot = DOTS[dtype]
 
     @cuda.jit(device=True)
     def accumulate_step(x, norm, weight, total, squares, first, last, element):
