@@ -10,7 +10,7 @@ from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 
 OPTIONS = dict(  # by the words of the tables
     **{word: {word: True} for word in ("norm", "bias", "gated", "residual")},
-    in_place=dict(residual="in place"), wide=dict(out_dtype=FLOAT32), no_slot=dict(slot=-1),
+    in_place=dict(residual="in place"), wide=dict(out_dtype=FLOAT32), no_slot=dict(slot=-1), half_bias=dict(bias=BFLOAT16),
 )  # fmt: skip
 # The largest and the smallest x that int4 multiplies without loss in bfloat16.
 EXTREMES = [(form, magnitude) for form in ("int4/128", "int4/32_zeros", "int4/32_minimums") for magnitude in (1e18, 1e-20)]
@@ -72,12 +72,12 @@ QKV_OF_ONE_ROW = (  # form, heads, heads of keys, size of heads, K, dtype, tilin
     ("fp8", 2, 1, 24, 192, BFLOAT16, (2, 1, 1), "bias"),
 )
 # form, M, N, K, dtype, tiling: warps, splits, blocks per cluster, unroll, tokens and blocks per SM (of two), options
-BATCHED = (
+OF_SEVERAL_ROWS = (
     ("int4/128", 2, 40, 1024, BFLOAT16, (2, 2, 2, 2, 8), ""),  # two clusters, one of them with two tiles
     ("int4/128", 11, 33, 640, FLOAT16, (2, 1, 4, 1, 16), "bias"),  # two chunks, five steps padded to eight
     ("int4/128", 1, 7, 256, BFLOAT16, (1, 1, 1, 3, 8), "bias wide"),  # less than a tile
     ("int4/128", 16, 71, 256, FLOAT16, (1, 1, 1, 2, 16), ""),
-    ("int4/128", 8, 100, 512, BFLOAT16, (4, 4, 1, 1, 8), "bias"),
+    ("int4/128", 8, 100, 512, BFLOAT16, (4, 4, 1, 1, 8), "bias in_place"),
     ("int4/128", 9, 24, 1152, FLOAT16, (1, 1, 8, 2, 16), ""),  # some blocks have no step
     ("int4/128", 5, 27, 640, BFLOAT16, (4, 2, 2, 2, 8), "gated"),
     ("int4/128", 3, 17, 2304, BFLOAT16, (4, 4, 8, 1, 8), ""),  # 18 steps for 32 warps
@@ -99,7 +99,7 @@ BATCHED = (
     ("nf4/nested", 11, 13, 384, FLOAT16, (1, 1, 4, 1, 16), "wide"),
     ("nf4/nested", 16, 40, 1152, BFLOAT16, (2, 1, 2, 3, 16), ""),  # two chunks, nine steps padded to twelve
     ("nf4/nested", 8, 25, 384, BFLOAT16, (1, 1, 2, 2, 8), "gated"),
-    ("nf4/not_nested", 3, 30, 512, BFLOAT16, (4, 2, 2, 1, 8), ""),
+    ("nf4/not_nested", 3, 30, 512, BFLOAT16, (4, 2, 2, 1, 8), "residual"),
     ("nf4/not_nested", 16, 55, 128, FLOAT16, (1, 1, 1, 1, 16), "bias"),
     ("nf4/not_nested", 9, 20, 1152, BFLOAT16, (2, 2, 4, 2, 16), "gated"),
     ("nf4/odd_first_block", 5, 21, 1024, BFLOAT16, (2, 2, 1, 4, 8), ""),
@@ -108,28 +108,22 @@ BATCHED = (
     ("int4/128", 3, 235, 256, FLOAT16, (4, 1, 2, 1, 8, 1), "bias"),  # four tiles at a time, four times
     ("nf4/nested", 13, 150, 384, BFLOAT16, (1, 1, 4, 1, 16), ""),  # the only cluster has ten tiles, all for the same warp
 )
-BY_WGMMA = (  # form, M, N, K, output dtype, tiling
-    ("fp8", 67, 72, 208, BFLOAT16, WgmmaTiling(1, 64, 2)),
-    ("int8", 130, 65, 144, FLOAT16, WgmmaTiling(1, 64, 2, 2)),  # rows of out that TMA cannot store
-    ("int8", 65, 136, 400, FLOAT32, WgmmaTiling(2, 96, 3, 2, early=True)),
-    ("fp8", 1, 96, 16, FLOAT32, WgmmaTiling(1, 128, 2)),
-    ("fp8_block", 70, 256, 400, BFLOAT16, WgmmaTiling(1, 128, 2)),  # the last group is incomplete
-    ("fp8_block", 130, 384, 256, FLOAT32, WgmmaTiling(2, 192, 2, 2, 3)),
-    ("fp8_block", 9, 128, 144, FLOAT16, None),
-)
-GATED_BY_WGMMA = (
-    ("int8", 63, 72, 272, BFLOAT16, WgmmaTiling(1, 128, 2)),
-    ("fp8", 129, 65, 144, FLOAT16, WgmmaTiling(2, 128, 2, early=True)),
-    ("fp8_block", 67, 256, 272, BFLOAT16, WgmmaTiling(1, 128, 2)),
-)
-FLAT = (
-    ("fp8", 9, 136, 528, BFLOAT16, FlatWgmmaTiling(1, 3, 2)),
-    ("int8", 40, 65, 400, BFLOAT16, FlatWgmmaTiling(2, 2, 1, 2)),  # padded to 48 rows: int8 has no wgmma of 40
-    ("int8", 3, 72, 144, FLOAT32, FlatWgmmaTiling(1, 2, 4)),  # one block has no step of K
-)
-GATED_FLAT = (
-    ("fp8", 17, 65, 272, FLOAT16, FlatWgmmaTiling(1, 2, 2)),
-    ("int8", 64, 64, 128, BFLOAT16, FlatWgmmaTiling(2, 2, 1, 2)),
+OF_CODES = (  # form, M, N, K, output dtype, tiling of flat or wgmma, options
+    ("fp8", 67, 72, 208, BFLOAT16, WgmmaTiling(1, 64, 2), "half_bias"),
+    ("int8", 130, 65, 144, FLOAT16, WgmmaTiling(1, 64, 2, 2), "half_bias"),  # rows of out that TMA cannot store
+    ("int8", 65, 136, 400, FLOAT32, WgmmaTiling(2, 96, 3, 2, early=True), "half_bias"),
+    ("fp8", 1, 96, 16, FLOAT32, WgmmaTiling(1, 128, 2), "half_bias"),
+    ("fp8_block", 70, 256, 400, BFLOAT16, WgmmaTiling(1, 128, 2), "half_bias"),  # the last group is incomplete
+    ("fp8_block", 130, 384, 256, FLOAT32, WgmmaTiling(2, 192, 2, 2, 3), "half_bias"),
+    ("fp8_block", 9, 128, 144, FLOAT16, None, "half_bias"),
+    ("int8", 63, 72, 272, BFLOAT16, WgmmaTiling(1, 128, 2), "gated"),
+    ("fp8", 129, 65, 144, FLOAT16, WgmmaTiling(2, 128, 2, early=True), "gated"),
+    ("fp8_block", 67, 256, 272, BFLOAT16, WgmmaTiling(1, 128, 2), "gated"),
+    ("fp8", 9, 136, 528, BFLOAT16, FlatWgmmaTiling(1, 3, 2), "half_bias"),
+    ("int8", 40, 65, 400, BFLOAT16, FlatWgmmaTiling(2, 2, 1, 2), "half_bias"),  # padded to 48 rows: int8 has no wgmma of 40
+    ("int8", 3, 72, 144, FLOAT32, FlatWgmmaTiling(1, 2, 4), "half_bias"),  # one block has no step of K
+    ("fp8", 17, 65, 272, FLOAT16, FlatWgmmaTiling(1, 2, 2), "gated"),
+    ("int8", 64, 64, 128, BFLOAT16, FlatWgmmaTiling(2, 2, 1, 2), "gated"),
 )
 
 
@@ -152,18 +146,16 @@ def odd():
         yield quantized_product("tensor_core_gemv", form, 1, 17, 384, BFLOAT16, **wide, magnitude=x, tiling=of_one_row(2, 2, 2))
     for form, heads, kv_heads, head_dim, k, dtype, tiling, words in QKV_OF_ONE_ROW:
         yield quantized_qkv(form, heads, kv_heads, head_dim, k, dtype, **options(words), tiling=of_one_row(*tiling))
-    for form, m, n, k, dtype, tiling, words in BATCHED:
+    for form, m, n, k, dtype, tiling, words in OF_SEVERAL_ROWS:
         yield quantized_product("tensor_core_gemv", form, m, n, k, dtype, **options(words), tiling=TensorCoreGemvTiling(*tiling))
     for form, x in EXTREMES:
         tiling = TensorCoreGemvTiling(2, 2, 2, 1, 8)
         yield quantized_product("tensor_core_gemv", form, 2, 17, 384, BFLOAT16, **wide, magnitude=x, tiling=tiling)
     yield quantized_product("tensor_core_gemv", "int4/32", 2, 40, 128)
     yield quantized_product("tensor_core_gemv", "nf4/nested", 9, 24, 256, FLOAT16)
-    for variant, plain, gated in (("wgmma", BY_WGMMA, GATED_BY_WGMMA), ("flat", FLAT, GATED_FLAT)):
-        for form, m, n, k, dtype, tiling in plain:
-            yield quantized_product(variant, form, m, n, k, out_dtype=dtype, bias=BFLOAT16, tiling=tiling)
-        for form, m, n, k, dtype, tiling in gated:
-            yield quantized_product(variant, form, m, n, k, out_dtype=dtype, gated=True, tiling=tiling)
+    for form, m, n, k, dtype, tiling, words in OF_CODES:
+        variant = "flat" if isinstance(tiling, FlatWgmmaTiling) else "wgmma"
+        yield quantized_product(variant, form, m, n, k, out_dtype=dtype, **options(words), tiling=tiling)
 
 
 OF_4_BITS = ("int4/128", "int4/32_zeros", "int4/32_minimums", "int4/64", "nf4/nested", "nf4/not_nested")
@@ -178,7 +170,7 @@ LARGE_OF_ONE_ROW = (  # N, K, dtype, options
     (1003, 2176, BFLOAT16, "norm bias in_place"),
     (32001, 2048, BFLOAT16, "norm wide"),
 )
-LARGE_BATCHED = (
+LARGE_OF_SEVERAL_ROWS = (
     (6144, 4096, BFLOAT16, "bias"),
     (4096, 4096, FLOAT16, "wide"),
     (14336, 4096, BFLOAT16, "gated"),
@@ -203,7 +195,7 @@ def large():
     for form in (*OF_4_BITS, "int8", "fp8"):
         yield quantized_qkv(form, 32, 8, 128, 4096, **repeats)
         yield quantized_qkv(form, 32, 8, 64, 2048, FLOAT16, bias=True, slot=-1, **repeats)
-    for form, (n, k, dtype, words), m in itertools.product(OF_4_BITS, LARGE_BATCHED, (2, 8, 13, 16)):
+    for form, (n, k, dtype, words), m in itertools.product(OF_4_BITS, LARGE_OF_SEVERAL_ROWS, (2, 8, 13, 16)):
         yield quantized_product("tensor_core_gemv", form, m, n, k, dtype, **options(words), **repeats)
     products = [(form, *one) for form in ("fp8", "int8") for one in LARGE_CODES] + [("fp8_block", "wgmma", *one) for one in LARGE_BLOCKS]
     for form, variant, m, n, k, gated in products:

@@ -44,12 +44,11 @@ from minllm.kernels.matmul.arguments import (
 )
 from minllm.kernels.matmul.flat import mma_tiling as flat_mma_tiling
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_wgmma_tiling
-from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
-from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
+from minllm.kernels.matmul.flat.flat_wgmma import launch_flat_matmul
 from minllm.kernels.matmul.flat.mma_tiling import FlatTiling
 from minllm.kernels.matmul.flat.output import stored_together
 from minllm.kernels.matmul.flat.tiles import flat_tiles_kernel
-from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
+from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.shared_tiles import with_stages_for_gpu
 from minllm.runtime.kernel import check, launch
 
@@ -97,24 +96,16 @@ def check_rows(m: int) -> None:
 def launch_flat(x, weight, out, bias, stream, tiling, gated):
     """Launch for checked arrays: flat_wgmma on Hopper, flat_tiles elsewhere and in the simulator."""
     (m, n), k = out.shape, x.shape[1]
-    tokens = padded_rows(m)
-    together = stored_together(out, x.dtype)
-    hopper = has_wgmma(x)
+    tokens, hopper = padded_rows(m), has_wgmma(x)
     if tiling is None:
         hoppers = hopper and not isinstance(x, np.ndarray)
         tiling = (flat_wgmma_tiling if hoppers else flat_mma_tiling).choose_tiling(tokens, n, k, gated)
         tiling = tiling if hoppers else with_stages_for_gpu(tiling)
     if isinstance(tiling, FlatWgmmaTiling):
         check(hopper, f"{tiling} needs a GPU of compute capability 9.0: give a FlatTiling, or none")
-        # Each block that shares tiles of x loads whole groups of eight rows.
-        tokens = padded_rows(m, tiling.sharers)
-    columns = tiling.rows // 2 if gated else tiling.rows  # columns of out per block
-    blocks = ceil_div(n, columns)
-    if isinstance(tiling, FlatTiling):
-        tokens = min(tokens, flat_mma_tiling.MOST_TOKENS)
-        chosen = flat_tiles_kernel(tokens, tiling, x.dtype.name, gated, together)
-        arguments, grid = (x, weight, bias, out), (blocks, ceil_div(m, tokens))
-        launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))
-    else:
-        chosen = flat_wgmma_kernel(tokens, tiling, x.dtype.name, gated, together)
-        launch_flat_wgmma(chosen, x, weight, (bias, None, None, out, ceil_div(k, TILE_K)), tokens, tiling, blocks, gated, stream)
+        launch_flat_matmul(x, weight, (None, None), out, bias, x.dtype.name, x.dtype.name, tiling, gated, stream)
+        return
+    tokens, columns = min(tokens, flat_mma_tiling.MOST_TOKENS), tiling.rows // 2 if gated else tiling.rows  # columns of out per block
+    chosen = flat_tiles_kernel(tokens, tiling, x.dtype.name, gated, stored_together(out, x.dtype))
+    arguments, grid = (x, weight, bias, out), (ceil_div(n, columns), ceil_div(m, tokens))
+    launch(chosen, grid, tiling.threads, arguments, stream, tiling.shared_bytes(tokens))

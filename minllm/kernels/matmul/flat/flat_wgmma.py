@@ -18,27 +18,30 @@ Source: PTX ISA, "cp.async.bulk.tensor", "wgmma.mma_async", "mapa"; K. Hong et a
 
 import functools
 
+import numpy as np
 from numba import cuda, float32, int32
 
 from minllm import ptx
-from minllm.kernels.matmul.flat.mainloop import make_mainloop
-from minllm.kernels.matmul.flat.output import make_write
-from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
+from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.arguments import padded_rows
+from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma, make_mainloop
+from minllm.kernels.matmul.flat.output import make_write, stored_together
+from minllm.kernels.matmul.flat.wgmma_tiling import TILE_K, FlatWgmmaTiling
 from minllm.runtime.kernel import kernel
 from minllm.tiles.warpgroup import THREADS, sync_blocks, wait_for_blocks
 
 
 @functools.cache
-def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool, together: int, half: str | None = None):
+def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: bool, together: int, half: str):
     """The kernel for x and weight of `dtype` and up to `tokens` rows of x, a multiple of 8.
 
     dtype: bfloat16 or float16; or that of 8-bit codes, float8_e4m3fn or int8. gated: out = silu(gate) * up of the two halves of weight's
-    rows. together: outputs stored at a time, as `stored_together` says. half: the dtype of 16-bit outputs, if it is not `dtype`.
+    rows. together: outputs stored at a time, as `stored_together` says. half: the dtype of 16-bit outputs.
     """
     splits, sharers, consumers = tiling.splits, tiling.sharers, tiling.warpgroups * THREADS
     cluster, columns = splits * sharers, tiling.rows // 2 if gated else tiling.rows
     tile_of_block, open, begin, consume, produce, added = make_mainloop(tokens, tiling, dtype, halves=gated)
-    write = make_write(tiling.rows, splits * consumers, half or dtype, gated, together, added)
+    write = make_write(tiling.rows, splits * consumers, half, gated, together, added)
 
     @kernel(launch_bounds=(tiling.threads, 1), dependent_launch=True)
     def matmul_flat_wgmma_kernel(x_map, weight_map, bias, x_scales, scales, out, k_steps):
@@ -67,3 +70,13 @@ def flat_wgmma_kernel(tokens: int, tiling: FlatWgmmaTiling, dtype: str, gated: b
             wait_for_blocks()
 
     return matmul_flat_wgmma_kernel
+
+
+def launch_flat_matmul(x, weight, scales, out, bias, dtype: str, half: str, tiling: FlatWgmmaTiling, gated: bool, stream) -> None:
+    """Launch for checked arrays; dtype, half: as in flat_wgmma_kernel; scales: those of x and weight, or None and None."""
+    (m, n), columns = out.shape, tiling.rows // 2 if gated else tiling.rows  # columns of out per block
+    tokens = padded_rows(m, tiling.sharers)  # each block that shares tiles of x loads whole groups of eight rows
+    chosen = flat_wgmma_kernel(tokens, tiling, dtype, gated, stored_together(out, np.dtype(half)), half)
+    launch_flat_wgmma(
+        chosen, x, weight, (bias, *scales, out, ceil_div(x.shape[1], TILE_K)), tokens, tiling, ceil_div(n, columns), gated, stream
+    )

@@ -14,12 +14,10 @@ Source: PTX ISA, "wgmma.mma_async"; DeepSeek-AI 2024, "DeepSeek-V3 Technical Rep
 
 import numpy as np
 
-from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
+from minllm.kernels.arguments import FLOAT_DTYPES, check_array, rows_begin_on
 from minllm.kernels.matmul.arguments import FLOAT32, HALF_DTYPES, MOST_ROWS_OF_FLAT, has_wgmma, padded_rows
 from minllm.kernels.matmul.flat import wgmma_tiling as flat_tiling
-from minllm.kernels.matmul.flat.flat_wgmma import flat_wgmma_kernel
-from minllm.kernels.matmul.flat.mainloop import launch_flat_wgmma
-from minllm.kernels.matmul.flat.output import stored_together
+from minllm.kernels.matmul.flat.flat_wgmma import launch_flat_matmul
 from minllm.kernels.matmul.flat.wgmma_tiling import FlatWgmmaTiling
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES
 from minllm.kernels.matmul.wgmma import wgmma
@@ -76,14 +74,9 @@ def run_flat(found: Format, x, weight, out, bias, stream, tiling: FlatWgmmaTilin
     check(m <= MOST_ROWS_OF_FLAT, f"flat multiplies up to {MOST_ROWS_OF_FLAT} rows of x, not {m}: choose wgmma")
     if 0 in out.shape:
         return
-    k = pairs[0].shape[1]
-    tiling = tiling or choose_flat_tiling(padded_rows(m), n, k, gated)
-    tokens = padded_rows(m, tiling.sharers)
+    tiling = tiling or choose_flat_tiling(padded_rows(m), n, pairs[0].shape[1], gated)
     half = out.dtype.name if out.dtype in HALF_DTYPES else "bfloat16"
-    chosen = flat_wgmma_kernel(tokens, tiling, found.codes.wgmma, gated, stored_together(out, np.dtype(half)), half)
-    tiles = ceil_div(n, tiling.rows // 2 if gated else tiling.rows)
-    arguments = (bias, x.scales, weight.scales, out, ceil_div(k, flat_tiling.TILE_K))
-    launch_flat_wgmma(chosen, *pairs, arguments, tokens, tiling, tiles, gated, stream)
+    launch_flat_matmul(*pairs, (x.scales, weight.scales), out, bias, found.codes.wgmma, half, tiling, gated, stream)
 
 
 def make_gemm(run, found: Format):

@@ -27,7 +27,7 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.one_row import make_produc
 from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import Outputs
 from minllm.kernels.matmul.quantized.tensor_core_gemv.products import Products, Registers
 from minllm.kernels.matmul.quantized.tensor_core_gemv.several_rows import make_products_of_rows
-from minllm.kernels.matmul.quantized.tensor_core_gemv.sums import make_add_in_block, make_begin, make_finish, make_send
+from minllm.kernels.matmul.quantized.tensor_core_gemv.sums import BARRIER_WORDS, make_add_in_block, make_cluster_sums
 from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import BUFFERS, PAIRS, TILE_ROWS, TensorCoreGemvTiling
 from minllm.kernels.quantization.decoder import Format
 from minllm.runtime.kernel import kernel
@@ -60,52 +60,36 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, products: Products, ou
     code_words, words, values, table_bytes = unroll * CODE_WORDS, max(1, products.words), products.values, products.table.bytes
     totals, sum_type, group, stride_of_chunk = max(4, tokens // 2), products.sum_type, products.group, unroll * splits
     places, load_codes = make_load_codes(tiling, steps, products.pieces)
-    begin_row, load_scales, convert, multiply, scale = (
-        products.begin,
-        products.load_scales,
-        products.convert,
-        products.multiply,
-        products.scale,
-    )
-    rows_of, fill_table, decoding_of = outputs.rows_of, products.table.fill, products.table.decoding
     # Without a fence ptxas moves the loads of all steps behind the mma.sync of the last one, which is better only for int4 and 16 tokens.
-    loads_stay, buffers_at = tokens < 16 or table_bytes > 0, products.x_bytes // 4
-    if is_one_row:
-        shared_words, add_in_block, finish = 2 * warps * TILE_ROWS, make_add_in_block(tiling), products.finish
-    else:
-        shared_words, begin, send, finish = (
-            4 * BUFFERS,
-            make_begin(tiling),
-            make_send(tiling, buffers_at),
-            make_finish(tiling, outputs, buffers_at),
-        )
+    loads_stay, words_of_sums = tokens < 16 or table_bytes > 0, 2 * warps * TILE_ROWS
+    add_in_block, in_cluster = make_add_in_block(tiling), make_cluster_sums(tiling, outputs, products.x_bytes // 4)
 
     @cuda.jit(device=True, forceinline=True)
     def rows_of_tile(tile, n):
         """Return the numbers of the lane's Rows of a tile."""
-        low, high = rows_of(int32(tile * PAIRS + (int32(cuda.threadIdx.x) >> 2 & 7)), n)
+        low, high = outputs.rows_of(int32(tile * PAIRS + (int32(cuda.threadIdx.x) >> 2 & 7)), n)
         return Rows(uint32(low), uint32(high))
 
     @cuda.jit(device=True, forceinline=True)
     def begin_rows(weight, rows):
         """Return what the format keeps of these Rows."""
-        return Rows(begin_row(weight, rows.low), begin_row(weight, rows.high))
+        return Rows(products.begin(weight, rows.low), products.begin(weight, rows.high))
 
     @cuda.jit(device=True, forceinline=True)
     def multiply_step(u, memory, decoding, weight, kept, registers, local, goes_on, next_places, next_rows, next_kept, next_first):
         """Multiply the u-th step in flight, and load the step that takes its registers; one row: scale the sums of a group of steps."""
-        multiply(u, memory, decoding, registers, int32(local + u * splits))
+        products.multiply(u, memory, decoding, registers, int32(local + u * splits))
         if goes_on:
             load_codes(u, weight.codes, next_places, next_first, registers.codes)
         if loads_stay:
             cuda.syncwarp()
         if group > 0 and u % group == group - 1:
-            scale(u // group, memory, decoding, kept, registers, local)
+            products.scale(u // group, memory, decoding, kept, registers, local)
             if goes_on:
-                load_scales(u // group, weight, next_rows, next_kept, next_first, registers.words)
+                products.load_scales(u // group, weight, next_rows, next_kept, next_first, registers.words)
 
     load_all_codes, load_all_scales, multiply_steps = (
-        unrolled(load_codes, unroll), unrolled(load_scales, max(1, products.loads)), unrolled(multiply_step, unroll)
+        unrolled(load_codes, unroll), unrolled(products.load_scales, max(1, products.loads)), unrolled(multiply_step, unroll)
     )  # fmt: skip
 
     @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True)
@@ -115,10 +99,10 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, products: Products, ou
         memory = cuda.shared.array(0, uint32, 128)
         table = cuda.shared.array(table_bytes, uint8, 128)  # without a table (0 bytes) an unused alias of `memory`
         if is_one_row:
-            sums, rank = cuda.shared.array(shared_words, float32), int32(0)
+            sums, rank = cuda.shared.array(words_of_sums, float32), int32(0)
         else:
-            barriers, rank = cuda.shared.array(shared_words, uint32, 8), int32(ptx.cluster_ctarank())
-            begin(barriers)
+            barriers, rank = cuda.shared.array(BARRIER_WORDS, uint32, 8), int32(ptx.cluster_ctarank())
+            in_cluster.begin(barriers)
             ptx.barrier_cluster_arrive_relaxed()
         lane, warp = int32(int32(cuda.threadIdx.x) & (WARP - 1)), int32(int32(cuda.threadIdx.x) >> 5)
         tile_of_warp, split = int32(uint32(warp) // uint32(splits)), int32(uint32(warp) % uint32(splits))
@@ -133,12 +117,12 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, products: Products, ou
         cuda.syncwarp()  # loads do not move across it: loads of codes are issued before any load that waits for another
         kept = begin_rows(weight, rows)
         load_all_scales(weight, rows, kept, int32(first_step + split), registers.words)
-        fill_table(table, weight)
+        products.table.fill(table, weight)
         token = outputs.begin(arrays)
         if not is_one_row:
             ptx.barrier_cluster_wait()  # all blocks of the cluster have initialised their mbarriers
         factor = products.prepare(x, norm, epsilon, rank, memory)
-        decoding = decoding_of(table)
+        decoding = products.table.decoding(table)
         i, tile_before = int32(0), int32(0)
         while first_tile < tiles:
             following, pair = int32(first_tile + stride), int32((first_tile + tile_of_warp) * PAIRS + (lane & (PAIRS - 1)))
@@ -150,7 +134,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, products: Products, ou
                 registers.total[register] = 0
             for chunk in range(chunks):
                 local = int32(chunk * stride_of_chunk + split)
-                convert(decoding, kept, registers)
+                products.convert(decoding, kept, registers)
                 if chunk + 1 < chunks:
                     goes_on, rows_then, kept_then, first_then = True, rows, kept, int32(first_step + local + stride_of_chunk)
                 else:
@@ -160,15 +144,17 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, products: Products, ou
                 then = places(rows_then, first_then), rows_then, kept_then, first_then
                 multiply_steps(memory, decoding, weight, kept, registers, local, goes_on, *then)
             if is_one_row:
-                low, high = add_in_block(sums, i, warp, split, *finish(kept, registers.total, factor))
+                low, high = add_in_block(sums, i, warp, split, *products.finish(kept, registers.total, factor))
                 if split == 0 and lane < PAIRS and pair < pairs:
                     outputs.write(arrays, prepared, 0, pair, low, high)
             else:
                 if i > 0 and warp == i % warps:
-                    finish(memory, barriers, int32(i - 1), following < tiles, arrays, int32(x.shape[0]), rank, tile_before, pairs)
-                send(memory, barriers, i, registers.total, rank, split, tile_of_warp)
+                    in_cluster.finish(
+                        memory, barriers, int32(i - 1), following < tiles, arrays, int32(x.shape[0]), rank, tile_before, pairs
+                    )
+                in_cluster.send(memory, barriers, i, registers.total, rank, split, tile_of_warp)
             tile_before, first_tile, i, rows, kept = first_tile, following, int32(i + 1), next_rows, next_kept
         if not is_one_row and warp == i % warps:
-            finish(memory, barriers, int32(i - 1), False, arrays, int32(x.shape[0]), rank, tile_before, pairs)
+            in_cluster.finish(memory, barriers, int32(i - 1), False, arrays, int32(x.shape[0]), rank, tile_before, pairs)
 
     return tensor_core_gemv_kernel

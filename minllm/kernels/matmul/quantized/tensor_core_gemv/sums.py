@@ -11,6 +11,7 @@ time. The warps take turns in adding the parts of a tile and writing its outputs
 Source: PTX ISA, "st.async", "mapa", "mbarrier".
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from numba import cuda, float32, int32, uint32
@@ -21,6 +22,8 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import Outputs
 from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import BUFFERS, PAIRS, TILE_ROWS, TensorCoreGemvTiling
 from minllm.tiles.pipeline import BARRIER_BYTES
 from minllm.tiles.warp import ALL_LANES, WARP
+
+BARRIER_WORDS = 2 * BUFFERS * BARRIER_BYTES // 4
 
 
 def make_add_in_block(tiling: TensorCoreGemvTiling):
@@ -152,3 +155,16 @@ def make_finish(tiling: TensorCoreGemvTiling, outputs: Outputs, first_word: int)
                     write(arrays, prepare(arrays, int32(0), row, pair), row, pair, totals[4 * r + column], totals[4 * r + 2 + column])
 
     return finish
+
+
+class ClusterSums(NamedTuple):
+    """The device functions that add up sums in a cluster."""
+
+    begin: Callable  # (barriers)
+    send: Callable  # (memory, barriers, i, total, rank, split, tile)
+    finish: Callable  # (memory, barriers, i, is_used_again, arrays, m, rank, tile, pairs)
+
+
+def make_cluster_sums(tiling: TensorCoreGemvTiling, outputs: Outputs, first_word: int) -> ClusterSums:
+    """Return the ClusterSums whose buffers begin at memory[first_word]."""
+    return ClusterSums(make_begin(tiling), make_send(tiling, first_word), make_finish(tiling, outputs, first_word))
