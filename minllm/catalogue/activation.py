@@ -43,10 +43,16 @@ def silu(tokens, intermediate, dtype, extreme=False):
 
 @describes
 def silu_quantized(tokens, intermediate, dtype, code):
-    """SiLU and multiply that writes codes, "int8" or "fp8", and a scale per token."""
+    """SiLU and multiply that writes codes, "int8" or "fp8", and a scale per token; one is zeros."""
     size = tokens * intermediate
+
+    def arrays(noise):
+        gate_up = noise.array((tokens, 2 * intermediate), dtype)
+        gate_up[1:2] = 0
+        return dict(gate_up=gate_up)
+
     return Launch(
-        arrays=lambda noise: dict(gate_up=noise.array((tokens, 2 * intermediate), dtype)),
+        arrays,
         call=calls(silu_and_multiply_quantized, code=code),
         reference=lambda gate_up: quantized(silu_and_multiply_reference(before_quantization(gate_up, intermediate)), code),
         moved=dict(silu_quantized_kernel=Moved(dict(gate_up=2 * size * dtype.itemsize, codes=size, scales=4 * tokens))),

@@ -3,6 +3,9 @@
 from minllm.catalogue.launch import MachineCode, each
 from minllm.catalogue.speculation import acceptance, drafts
 from minllm.catalogue.speculation.states import RUNS
+from minllm.kernels.speculation.token_tree import TokenTree
+
+TREES = tuple(range(-1, 9)), (-1, 0, 0, 0, 1, 1, 2, 4, 5, 6), TokenTree.lookahead(5, 4, 3).parents  # of a chain, of levels
 
 
 def compiled():
@@ -32,7 +35,7 @@ def small():
     yield from each(drafts.lookahead, [(), dict(added=30), dict(added=1100, runs=((2, 6), (0, 14), (5, 1), (3, 5)))])
     yield from each(drafts.prompt_lookup, [dict(period=2), dict(runs=RUNS, width=80), dict(runs=RUNS, width=80, longest=5, shortest=5)])
     yield from each(acceptance.accept, [(((2, 4), (-1, 1), (0, 2)),), ()])
-    yield from each(acceptance.accept_tree, [(), (tuple(range(-1, 9)), ((2, 3), (0, 10), (-1, 2)), False)])
+    yield from each(acceptance.accept_tree, [(), *((tree, ((2, 3), (0, 10), (-1, 2), (5, 1), (3, 7)), False) for tree in TREES)])
     yield from each(acceptance.accept_synthetic, [(1.0, ((1, 4), (-1, 1), (0, 2))), (0.0,), (0.5,)])
     yield from each(acceptance.distribution, [(67, 20), (4100, 4100)])
     yield from each(acceptance.reject, [(67,), (1003,)])
