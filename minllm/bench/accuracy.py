@@ -20,7 +20,7 @@ import numpy as np
 
 from minllm import LLM, held_out_text
 from minllm.bench.perplexity import STRIDE, WINDOW
-from minllm.bench.record import Row, device_of, write_rows
+from minllm.bench.record import Row, device_of, stream, write_rows
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.kv_cache import KVCache
 from minllm.cache.paged import PagedPolicy
@@ -81,7 +81,7 @@ def run(options: dict[str, Any], tokens: int | None, json_file: Path | None) -> 
 
     options: those of LLM(). tokens: number of tokens of held-out text to read; None for all.
     """
-    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    out = stream(json_file)
     with LLM(max_num_seqs=1, progress=sys.stderr.isatty(), **options) as llm:
         token_ids = llm.tokenizer.encode(held_out_text())[:tokens]
         compared = compare(llm, token_ids)

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, console, write_rows
 from minllm.errors import InvalidOptionError, KernelArgumentError, MinLLMError
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import choose
@@ -77,7 +76,7 @@ def run(gpus: int, against: str | None, json_file: Path | None) -> None:
     """
     if against not in (None, "torch"):
         raise InvalidOptionError(f"--against is {against!r}; it may be torch")
-    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    out = console(json_file)
     ranks, names = Ranks(gpus), VARIANTS.names("message")
     table, rows = Table("message", *names, "chosen", *(["NCCL"] if against else [])), []
     for nbytes in SIZES:

@@ -5,14 +5,13 @@ than any policy can serve them (bench/traffic.py), so that the cache limits the 
 with one of a few system prompts show the gain from prefix sharing. The results are counts, the same on every machine.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, stream, write_rows
 from minllm.bench.replay import Replay, replay
 from minllm.bench.traffic import Traffic
 from minllm.cache.contiguous import ContiguousPolicy
@@ -83,7 +82,7 @@ def run(json_file: Path | None, requests: int) -> None:
 
     requests: their number per traffic.
     """
-    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    out = stream(json_file)
     found = []
     for base, policies in ((CHAT, chat_policies()), (SYSTEM_PROMPTS, sharing_policies())):
         traffic = Traffic(requests, base.rate, base.max_model_len, base.system_prompts, base.system_prompt_tokens)

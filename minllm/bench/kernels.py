@@ -12,7 +12,7 @@ from typing import Any
 
 from minllm.bench.kernel_case import MICROSECONDS, KernelCase, Prepared
 from minllm.bench.kernel_cases import STAGES, kernel_cases
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, new_record, stream, write_json
 from minllm.bench.timing import Clock, CudaClock, input_sets, medians_in_turn
 from minllm.catalogue.noise import Noise
 from minllm.errors import DeviceError, InvalidOptionError
@@ -42,7 +42,7 @@ def run(only: Sequence[str], against: str | None, json_file: Path | None, cases:
     device = current_device()
     peers = load_peers() if against else None
     # with "--json -" only the record is written to standard output
-    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    out = stream(json_file)
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
     for line in ceiling_lines(device.name, ceilings):
         print(line, file=out, flush=True)

@@ -11,7 +11,6 @@ to after the last, without waiting for completion. The result is the median of s
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from numba import cuda
 
 from minllm.bench.kernel_case import MICROSECONDS, rounded
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, new_record, stream, write_json
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.ops.protocol import Ops
 from minllm.runtime.kernel import Launch, kernel
@@ -49,7 +48,7 @@ def run(json_file: Path | None) -> None:
     from minllm.ops.cuda_ops import CudaOps
     from minllm.runtime.device import current_device
 
-    device, out = current_device(), sys.stderr if str(json_file) == "-" else sys.stdout
+    device, out = current_device(), stream(json_file)
     print(f"host time of a launch on a machine with one {device.name}, µs", file=out, flush=True)
     found = []
     for row in rows(CudaOps()):

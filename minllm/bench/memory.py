@@ -13,10 +13,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, console, write_rows
 from minllm.runtime.device import check_driver, current_device
 from minllm.runtime.memory import ALLOCATIONS, DeviceMemory, device_memory, pinned_empty
 
@@ -27,7 +26,7 @@ TURNS = 200
 
 def run(json_file: Path | None) -> None:
     """Measure and print; if `json_file` is given, write the record. Raises DeviceError without a GPU."""
-    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    out = console(json_file)
     device, rows = current_device().name, []
     table = Table("copy", "pinned to GPU", "pageable to GPU", "GPU to pinned", "GPU to pageable")
     for nbytes in COPY_BYTES:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minllm import LLM, held_out_text
-from minllm.bench.record import Row, device_of, write_rows
+from minllm.bench.record import Row, device_of, stream, write_rows
 from minllm.models.source import bundled_model
 
 WINDOW, STRIDE = 1024, 512
@@ -33,7 +33,7 @@ def run(model: str, options: dict[str, Any], json_file: Path | None) -> None:
     with LLM(directory_of(model), max_num_seqs=1, progress=sys.stderr.isatty(), **options) as llm:
         measured = rows(llm, model, held_out_text())
         device = device_of(llm)
-    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    out = stream(json_file)
     for row in measured:
         print(f"{row.benchmark}: {row.value} {row.unit} ({row.case}, {row.variant})", file=out, flush=True)
     write_rows(json_file, device, {}, measured)

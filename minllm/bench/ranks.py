@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from minllm.bench.generate import check_model, opened_model
-from minllm.bench.record import Row, device_of, write_rows
+from minllm.bench.record import Row, console, device_of, write_rows
 from minllm.bench.serving.workload import REQUEST_LISTS, within_vocabulary
 from minllm.engine.llm import LLM
 from minllm.engine.requests.sampling_params import SamplingParams
@@ -82,7 +81,7 @@ def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work
     """
     check_model(model)
     work.check()
-    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    out = console(json_file)
     rows: list[Row] = []
     alone: dict[str, float] = {}
     out.print(LINE.format("what", "split", "measured", "predicted", "floor", "times the first"))

@@ -21,7 +21,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from rich.console import Console
 
 from minllm.machine import driver
 
@@ -182,6 +184,16 @@ def file_name(device: str) -> str:
     """The file name of a device's record: h200.json for "NVIDIA H200"."""
     words = device.lower().replace("nvidia", "").replace("geforce", "").replace("(", "").replace(")", "").split()
     return "-".join(words) + ".json"
+
+
+def stream(json_file: Path | None) -> TextIO:
+    """Where a measurement prints: standard error if its record goes to standard output."""
+    return sys.stderr if str(json_file) == "-" else sys.stdout
+
+
+def console(json_file: Path | None) -> Console:
+    """The same as a rich Console."""
+    return Console(file=stream(json_file), highlight=False, soft_wrap=True)
 
 
 def write_json(path: Path, record: Record) -> None:

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from minllm.bench.random_model import load_random_weights
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, console, write_rows
 from minllm.bench.record_kernels import kernels_of_engines
 from minllm.bench.serving.command import opened_engine
 from minllm.bench.serving.comparisons import ServingBench
@@ -42,7 +40,7 @@ def run(json_file: Path) -> None:
         )
     from minllm.bench.ceilings import copy_tb_s
 
-    out, device = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-"), current_device()
+    out, device = console(json_file), current_device()
     dtype = "bfloat16" if device.compute_capability >= (8, 0) else "float16"
     out.print(f"{device.name}: compiling kernels that the cache lacks")
     with compile_ahead(kernels_of_engines, (device, STEPS, dtype), device.compute_capability) as work:

@@ -18,7 +18,7 @@ import numpy as np
 from numba import cuda
 
 from minllm.bench import simulator_engines, simulator_suite
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, stream, write_rows
 from minllm.bench.simulator_engines import CASES as ENGINE_CASES
 from minllm.bench.simulator_engines import EngineCase
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
@@ -143,7 +143,7 @@ def run(
     suite: also run and time the whole suite of simulated kernels. Raises InvalidOptionError, before measuring anything, if the suite
     is requested and missing.
     """
-    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    out = stream(json_file)
     if suite:
         simulator_suite.require_suite()
     present = tuple(case for case in cases if simulator_suite.has_tests() or not case.in_tests)

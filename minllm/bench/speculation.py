@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 import minllm
 from minllm.bench.generate import check_model, opened_model, shape_of, write_shape
-from minllm.bench.record import Row, device_of, write_rows
+from minllm.bench.record import Row, console, device_of, write_rows
 from minllm.costs.speculation import best_num_drafts, speed_up
 from minllm.costs.step_time import StepTimes
 from minllm.engine.build.speculation import step_times
@@ -68,7 +67,7 @@ def run(
     if acceptance and shape_of(model) is None:
         raise InvalidOptionError(f"--acceptance is for shapes with random weights, and {model} has weights of its own: leave it out.")
     rates = list(acceptance) or ([0.8] if shape_of(model) is not None else [None])
-    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    out = console(json_file)
     options, length = options | dict(max_num_seqs=max(batches)), prompt_tokens + tokens + max(num_speculative_tokens)
     with opened_model(model, options, length) as llm:
         device, costs = device_of(llm), costs_of(llm)

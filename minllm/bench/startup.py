@@ -12,10 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from minllm.bench.generate import check_model, opened_model
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, console, write_rows
 from minllm.engine.options import EngineOptions
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.errors import MinLLMError
@@ -28,7 +26,7 @@ CHILD = "import sys; from minllm.bench.startup import first_token; first_token(s
 def run(model: str, device: str, json_file: Path | None) -> None:
     """Measure and print; if `json_file` is given, write the record."""
     check_model(model)
-    out = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
+    out = console(json_file)
     case, found = f"{model}, {MAX_NUM_SEQS} sequences of up to {MAX_MODEL_LEN} tokens", []
     with tempfile.TemporaryDirectory() as cache:
         for variant in ("empty kernel cache", "full kernel cache"):

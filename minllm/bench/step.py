@@ -12,7 +12,6 @@ import functools
 import gc
 import itertools
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from minllm import costs
 from minllm.bench.kernel_case import MICROSECONDS, rounded
 from minllm.bench.kernels import PEER_PACKAGES, load_peers
 from minllm.bench.random_model import RandomModel, load_random_weights
-from minllm.bench.record import Row, new_record, write_json
+from minllm.bench.record import Row, new_record, stream, write_json
 from minllm.bench.serving.profile.run import check_profiler
 from minllm.bench.step_parts import PartTime, StepParts, divide, moved_bytes, time_parts
 from minllm.bench.timing import Clock, CudaClock
@@ -78,7 +77,7 @@ def run(
     if trace:
         check_profiler("cuda", "--trace")
     peers = load_peers() if against else None
-    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    out = stream(json_file)
     ceilings = {"copy_tb_s": round(copy_tb_s(), 3), "bf16_tflops": round(peers.bf16_tflops(), 1) if peers else None}
     print(f"ceiling: a copy on {device.name} moves {ceilings['copy_tb_s']:.2f} TB/s now, read plus written", file=out, flush=True)
     ops, clock, rows = CudaOps(kernel_variants=FIXED_ORDER_VARIANTS if batch_invariant else None), CudaClock(), []

@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, console, write_rows
 from minllm.catalogue.matmul.products import matmul_flops
 from minllm.catalogue.noise import Noise
 from minllm.runtime.argument_type import BFLOAT16
@@ -95,7 +93,7 @@ def run(json_file: Path | None) -> None:
     from minllm.runtime.device import current_device
     from minllm.runtime.stream import compute_stream
 
-    out = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
+    out = console(json_file)
     device, ops, clock, noise, rows = current_device().name, CudaOps(), CudaClock(), Noise(), []
     for m, n, k in SHAPES:
         arrays = noise.array((m, k), BFLOAT16), noise.array((n, k), BFLOAT16)

@@ -12,13 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from minllm.bench.ceilings import copy_tb_s
 from minllm.bench.generate import opened_model
 from minllm.bench.memory import copy_gb_s
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, console, write_rows
 from minllm.cache.offload import SwapSpace
 from minllm.cache.transfers import CudaTransfers
 from minllm.costs.swap import SwapRates, recompute_ms, swap_ms
@@ -35,7 +34,7 @@ UNKNOWN_TFLOPS = 500.0  # used in the prediction on a GPU unknown to hardware.py
 
 def run(model: str, json_file: Path | None, most_tokens: int = TOKENS[-1]) -> None:
     """Measure and print; if `json_file` is given, write the record. Raises DeviceError without a GPU."""
-    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    out = console(json_file)
     device, bandwidth = current_device().name, copy_tb_s()
     gpu = find_gpu(device)
     tflops = (gpu.measured_bf16_tflops or gpu.bf16_tflops) if gpu else UNKNOWN_TFLOPS

@@ -7,11 +7,11 @@ kernels/matmul/dataflow.py).
 import functools
 import gc
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from minllm.bench.record import stream
 from minllm.bench.timing import Clock, CudaClock, input_sets, median_seconds
 from minllm.catalogue.noise import Noise
 from minllm.errors import DeviceError, InvalidOptionError
@@ -44,7 +44,7 @@ def run(model: str | None, shapes: Sequence[str], json_file: Path | None) -> Non
         raise DeviceError("minllm tune measures a GPU, and no usable NVIDIA GPU was found: run `minllm doctor` to see what is missing.")
     gpu, measure = measurement()
     target = cache_file(gpu) if json_file is None else json_file
-    out = sys.stderr if str(json_file) == "-" else sys.stdout
+    out = stream(json_file)
     print(f"Matrix products on {gpu}, µs of one launch:", file=out)
     print(COLUMNS.format("weight", "rows", *PRODUCTS, "fastest"), file=out, flush=True)
     table = [tuned(n, k, measure, out) for n, k in dict.fromkeys(wanted)]

@@ -10,11 +10,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from minllm.bench.ceilings import copy_tb_s
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, console, write_rows
 from minllm.bench.timing import CudaClock, medians_in_turn
 from minllm.cache.kv_cache import CacheShape
 from minllm.cache.virtual.cache import VirtualKVCache
@@ -35,7 +34,7 @@ CONTIGUOUS_LAYERS = 4  # number of one-layer arrays that are read in turn, far l
 
 def run(json_file: Path | None) -> None:
     """Measure and print; if `json_file` is given, write the record. Raises DeviceError without a GPU."""
-    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    out = console(json_file)
     device = current_device().name
     rows = []
     table = Table("decode attention", "contiguous", "layers side by side", "of contiguous")

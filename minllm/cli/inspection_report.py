@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from minllm.bench.record import console
 from minllm.cli.inspection import (
     Inspection,
     find_kernels,
@@ -25,7 +26,7 @@ def run(kernel: str | None, cc: str, *, ptx: bool, sass: bool, json_file: Path |
     """List the kernels, or compile those that `kernel` selects and print the results."""
     capability = parse_compute_capability(cc)
     codes = find_kernels(kernel)
-    out = Console(stderr=str(json_file) == "-", highlight=False, soft_wrap=True)
+    out = console(json_file)
     if not kernel:
         facts = [list_entry(code) for code in codes]
         print_list(out, facts)

@@ -9,10 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rich.console import Console
-
 from minllm.bench.generate import check_model, opened_model
-from minllm.bench.record import new_record, write_json
+from minllm.bench.record import console, new_record, write_json
 from minllm.bench.serving.arguments import check_engine_options, checked_rates, chosen_requests, load_peer
 from minllm.bench.serving.arrivals import check_burstiness
 from minllm.bench.serving.comparisons import COMPARISONS, ServingBench
@@ -137,8 +135,7 @@ class Report:
     def __init__(self, device: str, json_file: Path | None, machine: str | None = None):
         self.device, self.json_file, self.results = device, json_file, []
         self.machine = machine  # the simulated machine; None: this machine
-        is_piped = str(json_file) == "-"  # then only the record goes to standard output
-        self.out = Console(highlight=False, soft_wrap=True, stderr=is_piped)
+        self.out = console(json_file)
 
     def add(self, result: Result) -> None:
         """Print a run, and write all runs so far to the record if that is a file."""
