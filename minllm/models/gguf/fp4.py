@@ -16,6 +16,8 @@ dequantize_row_mxfp4 and dequantize_row_nvfp4.
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled
+
 E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # ggml's -0 is 0
 MXFP4_BLOCK = np.dtype([("exponent", "u1"), ("nibbles", "u1", (1, 16))])
 NVFP4_BLOCK = np.dtype([("scales", "u1", 4), ("nibbles", "u1", (4, 1, 8))])
@@ -34,7 +36,7 @@ def dequantize_nvfp4(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [36 * blocks] to float32 [64 * blocks]."""
     blocks = data.view(NVFP4_BLOCK)
     numbers = E2M1_DOUBLED[blocks["nibbles"] >> HALVES & 15]  # [blocks, scale, half, number]
-    return (numbers * _halved_scales()[blocks["scales"]][:, :, None, None]).reshape(-1)
+    return scaled(numbers, _halved_scales()[blocks["scales"]])
 
 
 def _halved_scales() -> np.ndarray:

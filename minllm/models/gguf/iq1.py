@@ -16,6 +16,7 @@ Source: ggml-common.h, block_iq1_s and block_iq1_m; ggml-quants.c, dequantize_ro
 import numpy as np
 
 from minllm.models.gguf.codebooks import codebook
+from minllm.models.gguf.scaling import scaled, scales_of_groups
 
 IQ1_S_BLOCK = np.dtype([("d", "<f2"), ("codes", "u1", 32), ("high", "<u2", (8, 1))])
 IQ1_M_BLOCK = np.dtype([("codes", "u1", 32), ("high", "u1", (16, 1)), ("scales", "<u2", (4, 1))])
@@ -43,6 +44,4 @@ def dequantize_iq1_m(data: np.ndarray) -> np.ndarray:
 def _scaled(blocks: np.ndarray, d: np.ndarray, scales: np.ndarray, high: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     """The numbers of codes with the scales [blocks, 8 or 16], their upper bits and shifts [blocks, 32], in one row."""
     numbers = codebook("iq1")[blocks["codes"] | high.astype(np.uint16) << 8] + shifts[:, :, None]
-    with np.errstate(invalid="ignore"):  # infinite d times 0; the caller checks for non-finite numbers
-        factors = d.astype(np.float32)[:, None] * (2 * scales + 1)
-        return (numbers.reshape(*factors.shape, -1) * factors[:, :, None]).reshape(-1)
+    return scaled(numbers, scales_of_groups(d, 2 * scales + 1))

@@ -18,6 +18,7 @@ Source: ggml-common.h, block_iq2_xxs, block_iq2_xs and block_iq2_s; ggml-quants.
 import numpy as np
 
 from minllm.models.gguf.codebooks import codebook, even_signs, signs
+from minllm.models.gguf.scaling import scaled, scales_of_groups
 
 IQ2_XXS_BLOCK = np.dtype([("d", "<f2"), ("groups", [("codes", "u1", 4), ("signs", "<u4")], 8)])
 IQ2_XS_BLOCK = np.dtype([("d", "<f2"), ("codes", "<u2", 32), ("scales", "u1", (8, 1))])
@@ -49,8 +50,5 @@ def dequantize_iq2_s(data: np.ndarray) -> np.ndarray:
 
 def _scaled(blocks: np.ndarray, scales: np.ndarray, numbers: np.ndarray, signs: np.ndarray) -> np.ndarray:
     """The numbers [blocks, ..., 8] of codes with their signs and scales, in one row."""
-    scales = scales.reshape(len(blocks), -1).astype(np.float32)
-    numbers, signs = (one.reshape(*scales.shape, -1) for one in (numbers, signs))
-    with np.errstate(invalid="ignore"):  # infinite d times 0; the caller checks for non-finite numbers
-        factors = blocks["d"].astype(np.float32)[:, None] * (scales + np.float32(0.5)) * np.float32(0.25)
-        return (factors[:, :, None] * numbers * signs).reshape(-1)
+    factors = (scales.reshape(len(blocks), -1).astype(np.float32) + np.float32(0.5)) * np.float32(0.25)
+    return scaled(numbers * signs, scales_of_groups(blocks["d"], factors))

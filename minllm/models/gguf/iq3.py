@@ -16,6 +16,7 @@ Source: ggml-common.h, block_iq3_xxs and block_iq3_s; ggml-quants.c, dequantize_
 import numpy as np
 
 from minllm.models.gguf.codebooks import codebook, even_signs, signs
+from minllm.models.gguf.scaling import scaled, scales_of_groups
 
 IQ3_XXS_BLOCK = np.dtype([("d", "<f2"), ("codes", "u1", 64), ("signs", "<u4", (8, 1))])
 IQ3_S_BLOCK = np.dtype([("d", "<f2"), ("codes", "u1", 64), ("high", "u1", 8), ("signs", "u1", 32), ("scales", "u1", (4, 1))])
@@ -26,22 +27,15 @@ HALVES = np.array([0, 4], np.uint8)
 def dequantize_iq3_xxs(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [98 * blocks] to float32 [256 * blocks]."""
     blocks = data.view(IQ3_XXS_BLOCK)
-    with np.errstate(invalid="ignore"):  # infinite d times 0; the caller checks for non-finite numbers
-        steps = (blocks["signs"][:, :, 0] >> 28).astype(np.float32) + np.float32(0.5)
-        factors = blocks["d"].astype(np.float32)[:, None] * steps * np.float32(0.5)
-    return _scaled(factors, codebook("iq3_xxs")[blocks["codes"]], even_signs(blocks["signs"] >> SEVENS))
+    factors = ((blocks["signs"][:, :, 0] >> 28).astype(np.float32) + np.float32(0.5)) * np.float32(0.5)
+    numbers, signs_of_numbers = codebook("iq3_xxs")[blocks["codes"]], even_signs(blocks["signs"] >> SEVENS)
+    return scaled(numbers.reshape(signs_of_numbers.shape) * signs_of_numbers, scales_of_groups(blocks["d"], factors))
 
 
 def dequantize_iq3_s(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [110 * blocks] to float32 [256 * blocks]."""
     blocks = data.view(IQ3_S_BLOCK)
     codes = blocks["codes"] | np.unpackbits(blocks["high"], axis=-1, bitorder="little").astype(np.uint16) << 8
-    factors = blocks["d"].astype(np.float32)[:, None] * (2 * (blocks["scales"] >> HALVES & 15).reshape(-1, 8) + 1)
-    return _scaled(factors, codebook("iq3_s")[codes], signs(blocks["signs"]))
-
-
-def _scaled(factors: np.ndarray, numbers: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """The numbers of codes with their signs and the factors [blocks, 8], in one row."""
-    numbers, signs = (one.reshape(*factors.shape, 32) for one in (numbers, signs))
-    with np.errstate(invalid="ignore"):
-        return (factors[:, :, None] * numbers * signs).reshape(-1)
+    numbers, signs_of_numbers = codebook("iq3_s")[codes], signs(blocks["signs"])
+    factors = 2 * (blocks["scales"] >> HALVES & 15).reshape(-1, 8) + 1
+    return scaled(numbers.reshape(signs_of_numbers.shape) * signs_of_numbers, scales_of_groups(blocks["d"], factors))

@@ -15,6 +15,8 @@ Source: ggml-common.h, block_iq4_nl, block_iq4_xs and kvalues_iq4nl; ggml-quants
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled, scales_of_groups
+
 NUMBERS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 IQ4_NL_BLOCK = np.dtype([("d", "<f2"), ("nibbles", "u1", (1, 1, 16))])
 IQ4_XS_BLOCK = np.dtype([("d", "<f2"), ("high", "<u2"), ("low", "u1", (4, 1)), ("nibbles", "u1", (8, 1, 16))])
@@ -25,20 +27,12 @@ PAIRS = np.arange(0, 16, 2, dtype=np.uint16)  # shifts to the eight pairs of bit
 def dequantize_iq4_nl(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [18 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(IQ4_NL_BLOCK)
-    return _scaled(blocks, blocks["d"].astype(np.float32)[:, None])
+    return scaled(NUMBERS[blocks["nibbles"] >> HALVES[:, None] & 15], blocks["d"])
 
 
 def dequantize_iq4_xs(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [136 * blocks] to float32 [256 * blocks]."""
     blocks = data.view(IQ4_XS_BLOCK)
     scales = (blocks["low"] >> HALVES & 15).reshape(-1, 8) | (blocks["high"][:, None] >> PAIRS & 3) << 4
-    with np.errstate(invalid="ignore"):  # infinite d times 0; the caller checks for non-finite numbers
-        return _scaled(blocks, blocks["d"].astype(np.float32)[:, None] * (scales.astype(np.float32) - 32))
-
-
-def _scaled(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """The numbers of the nibbles [blocks, scales, 1, 16] times their scales [blocks, scales], in one row."""
     numbers = NUMBERS[blocks["nibbles"] >> HALVES[:, None] & 15]
-    with np.errstate(invalid="ignore"):
-        numbers *= scales[:, :, None, None]
-    return numbers.reshape(-1)
+    return scaled(numbers, scales_of_groups(blocks["d"], scales.astype(np.float32) - 32))

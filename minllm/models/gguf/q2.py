@@ -13,6 +13,8 @@ Source: ggml-common.h, block_q1_0 and block_q2_0; ggml-quants.c, dequantize_row_
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled
+
 Q1_0_BLOCK = np.dtype([("d", "<f2"), ("bits", "u1", 16)])
 Q2_0_BLOCK = np.dtype([("d", "<f2"), ("codes", "u1", (16, 1))])
 SHIFTS = np.arange(0, 8, 2, dtype=np.uint8)
@@ -21,17 +23,10 @@ SHIFTS = np.arange(0, 8, 2, dtype=np.uint8)
 def dequantize_q1_0(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [18 * blocks] to float32 [128 * blocks]."""
     blocks = data.view(Q1_0_BLOCK)
-    return _scaled(blocks, np.unpackbits(blocks["bits"], axis=1, bitorder="little").astype(np.float32) * 2 - 1)
+    return scaled(np.unpackbits(blocks["bits"], axis=1, bitorder="little").astype(np.float32) * 2 - 1, blocks["d"])
 
 
 def dequantize_q2_0(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [18 * blocks] to float32 [64 * blocks]."""
     blocks = data.view(Q2_0_BLOCK)
-    return _scaled(blocks, (blocks["codes"] >> SHIFTS & 3).reshape(-1, 64).astype(np.float32) - 1)
-
-
-def _scaled(blocks: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """numbers [blocks, numbers] times the scale of their block, in one row."""
-    with np.errstate(invalid="ignore"):  # infinite scale times 0; the caller checks for non-finite numbers
-        numbers *= blocks["d"].astype(np.float32)[:, None]
-    return numbers.reshape(-1)
+    return scaled((blocks["codes"] >> SHIFTS & 3).astype(np.float32) - 1, blocks["d"])

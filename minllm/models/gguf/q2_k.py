@@ -17,6 +17,8 @@ Source: ggml-common.h, block_q2_K and block_q3_K; ggml-quants.c, dequantize_row_
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled, scales_of_groups
+
 CODES = ("codes", "u1", (2, 1, 32))
 Q2_K_BLOCK = np.dtype([("scales", "u1", 16), CODES, ("d", "<f2"), ("dmin", "<f2")])
 Q3_K_BLOCK = np.dtype([("high", "u1", (1, 32)), CODES, ("low_scales", "u1", (1, 8)), ("high_scales", "u1", (1, 4)), ("d", "<f2")])
@@ -28,20 +30,13 @@ BITS = np.arange(8, dtype=np.uint8)[:, None]
 def dequantize_q2_k(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [84 * blocks] to float32 [256 * blocks]."""
     blocks = data.view(Q2_K_BLOCK)
-    numbers = (blocks["codes"] >> PAIRS & 3).reshape(-1, 16, 16).astype(np.float32)  # [blocks, scale, number]
-    with np.errstate(invalid="ignore"):  # infinite d times 0; the caller checks for non-finite numbers
-        numbers *= (blocks["d"].astype(np.float32)[:, None] * (blocks["scales"] & 15))[:, :, None]
-        numbers -= (blocks["dmin"].astype(np.float32)[:, None] * (blocks["scales"] >> 4))[:, :, None]
-    return numbers.reshape(-1)
+    scales, minimums = scales_of_groups(blocks["d"], blocks["scales"] & 15), scales_of_groups(blocks["dmin"], blocks["scales"] >> 4)
+    return scaled(blocks["codes"] >> PAIRS & 3, scales, -minimums)
 
 
 def dequantize_q3_k(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [110 * blocks] to float32 [256 * blocks]."""
     blocks = data.view(Q3_K_BLOCK)
     codes = (blocks["codes"] >> PAIRS & 3).reshape(-1, 8, 32) | (blocks["high"] >> BITS & 1) << 2
-    numbers = codes.reshape(-1, 16, 16).astype(np.float32)
-    numbers -= 4
     scales = (blocks["low_scales"] >> HALVES & 15).reshape(-1, 16) | (blocks["high_scales"] >> PAIRS & 3).reshape(-1, 16) << 4
-    with np.errstate(invalid="ignore"):
-        numbers *= (blocks["d"].astype(np.float32)[:, None] * (scales.astype(np.float32) - 32))[:, :, None]
-    return numbers.reshape(-1)
+    return scaled(codes.astype(np.float32) - 4, scales_of_groups(blocks["d"], scales.astype(np.float32) - 32))

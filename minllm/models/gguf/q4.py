@@ -11,6 +11,8 @@ Source: ggml-common.h, block_q4_0 and block_q4_1; ggml-quants.c, dequantize_row_
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled
+
 Q4_0_BLOCK = np.dtype([("d", "<f2"), ("nibbles", "u1", 16)])
 Q4_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("nibbles", "u1", 16)])
 
@@ -18,21 +20,13 @@ Q4_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("nibbles", "u1", 16)])
 def dequantize_q4_0(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [18 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(Q4_0_BLOCK)
-    numbers = _codes(blocks["nibbles"])
-    numbers -= 8
-    with np.errstate(invalid="ignore"):  # infinite scale times 0; the caller checks for non-finite numbers
-        numbers *= blocks["d"].astype(np.float32)[:, None]
-    return numbers.reshape(-1)
+    return scaled(_codes(blocks["nibbles"]) - 8, blocks["d"])
 
 
 def dequantize_q4_1(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [20 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(Q4_1_BLOCK)
-    numbers = _codes(blocks["nibbles"])
-    with np.errstate(invalid="ignore"):
-        numbers *= blocks["d"].astype(np.float32)[:, None]
-        numbers += blocks["m"].astype(np.float32)[:, None]
-    return numbers.reshape(-1)
+    return scaled(_codes(blocks["nibbles"]), blocks["d"], blocks["m"])
 
 
 def _codes(nibbles: np.ndarray) -> np.ndarray:

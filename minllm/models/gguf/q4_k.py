@@ -17,6 +17,8 @@ Source: ggml-common.h, block_q4_K and block_q5_K; ggml-quants.c, get_scale_min_k
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled, scales_of_groups
+
 Q4_K_BLOCK = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (3, 4)), ("nibbles", "u1", (4, 1, 32))])
 Q5_K_BLOCK = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (3, 4)), ("high", "u1", (1, 32)), ("nibbles", "u1", (4, 1, 32))])
 HALVES = np.array([[0], [4]], np.uint8)  # shifts to the low and high halves of a byte
@@ -45,8 +47,4 @@ def _scaled(blocks: np.ndarray, codes: np.ndarray) -> np.ndarray:
     scales, minima, both = blocks["scales"].swapaxes(0, 1)  # [blocks, 4] each
     scales = np.concatenate([scales & 63, both & 15 | scales >> 6 << 4], axis=1)
     minima = np.concatenate([minima & 63, both >> 4 | minima >> 6 << 4], axis=1)
-    numbers = codes.astype(np.float32)
-    with np.errstate(invalid="ignore"):  # infinite d times 0; the caller checks for non-finite numbers
-        numbers *= (blocks["d"].astype(np.float32)[:, None] * scales)[:, :, None]
-        numbers -= (blocks["dmin"].astype(np.float32)[:, None] * minima)[:, :, None]
-    return numbers.reshape(-1)
+    return scaled(codes, scales_of_groups(blocks["d"], scales), -scales_of_groups(blocks["dmin"], minima))

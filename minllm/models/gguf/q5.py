@@ -12,6 +12,8 @@ Source: ggml-common.h, block_q5_0 and block_q5_1; ggml-quants.c, dequantize_row_
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled
+
 Q5_0_BLOCK = np.dtype([("d", "<f2"), ("high", "u1", 4), ("nibbles", "u1", 16)])
 Q5_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("high", "u1", 4), ("nibbles", "u1", 16)])
 
@@ -19,21 +21,13 @@ Q5_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("high", "u1", 4), ("nibbles"
 def dequantize_q5_0(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [22 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(Q5_0_BLOCK)
-    numbers = _codes(blocks)
-    numbers -= 16
-    with np.errstate(invalid="ignore"):  # infinite scale times 0; the caller checks for non-finite numbers
-        numbers *= blocks["d"].astype(np.float32)[:, None]
-    return numbers.reshape(-1)
+    return scaled(_codes(blocks) - 16, blocks["d"])
 
 
 def dequantize_q5_1(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [24 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(Q5_1_BLOCK)
-    numbers = _codes(blocks)
-    with np.errstate(invalid="ignore"):
-        numbers *= blocks["d"].astype(np.float32)[:, None]
-        numbers += blocks["m"].astype(np.float32)[:, None]
-    return numbers.reshape(-1)
+    return scaled(_codes(blocks), blocks["d"], blocks["m"])
 
 
 def _codes(blocks: np.ndarray) -> np.ndarray:

@@ -14,6 +14,8 @@ Source: ggml-common.h, block_q6_K; ggml-quants.c, dequantize_row_q6_K.
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled, scales_of_groups
+
 BLOCK = np.dtype([("low", "u1", (2, 2, 32)), ("high", "u1", (2, 32)), ("scales", "i1", 16), ("d", "<f2")])
 
 
@@ -25,9 +27,4 @@ def dequantize_q6_k(data: np.ndarray) -> np.ndarray:
     codes[:, :, 2:] = blocks["low"] >> 4
     for k in range(4):
         codes[:, :, k] |= (blocks["high"] >> 2 * k & 3) << 4
-    numbers = codes.reshape(-1, 16, 16).astype(np.float32)  # [blocks, scale, number]
-    numbers -= 32
-    with np.errstate(invalid="ignore"):  # infinite d times 0; the caller checks for non-finite numbers
-        scales = blocks["d"].astype(np.float32)[:, None] * blocks["scales"].astype(np.float32)
-        numbers *= scales[:, :, None]
-    return numbers.reshape(-1)
+    return scaled(codes.astype(np.float32) - 32, scales_of_groups(blocks["d"], blocks["scales"]))

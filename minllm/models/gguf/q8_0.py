@@ -9,13 +9,12 @@ Source: ggml-common.h, block_q8_0; ggml-quants.c, dequantize_row_q8_0.
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled
+
 BLOCK = np.dtype([("d", "<f2"), ("q", "i1", 32)])
 
 
 def dequantize_q8_0(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [34 * blocks] to float32 [32 * blocks]."""
     blocks = data.view(BLOCK)
-    numbers = blocks["q"].astype(np.float32)
-    with np.errstate(invalid="ignore"):  # infinite scale times 0; the caller checks for non-finite numbers
-        numbers *= blocks["d"].astype(np.float32)[:, None]
-    return numbers.reshape(-1)
+    return scaled(blocks["q"], blocks["d"])

@@ -15,6 +15,8 @@ Source: ggml-common.h, block_tq1_0 and block_tq2_0; ggml-quants.c, dequantize_ro
 
 import numpy as np
 
+from minllm.models.gguf.scaling import scaled
+
 TQ1_0_BLOCK = np.dtype([("wide", "u1", (1, 32)), ("narrow", "u1", (1, 16)), ("rest", "u1", (1, 4)), ("d", "<f2")])
 TQ2_0_BLOCK = np.dtype([("codes", "u1", (2, 1, 32)), ("d", "<f2")])
 POWERS = np.array([[1], [3], [9], [27], [81]], np.uint8)
@@ -26,19 +28,10 @@ def dequantize_tq1_0(data: np.ndarray) -> np.ndarray:
     blocks = data.view(TQ1_0_BLOCK)
     fractions = [blocks["wide"] * POWERS, blocks["narrow"] * POWERS, blocks["rest"] * POWERS[:4]]  # uint8: whole digits overflow
     digits = np.concatenate([one.reshape(len(blocks), -1) for one in fractions], axis=1).astype(np.uint16) * 3 >> 8
-    return _scaled(blocks, digits)
+    return scaled(digits.astype(np.float32) - 1, blocks["d"])
 
 
 def dequantize_tq2_0(data: np.ndarray) -> np.ndarray:
     """Dequantise uint8 [66 * blocks] to float32 [256 * blocks]."""
     blocks = data.view(TQ2_0_BLOCK)
-    return _scaled(blocks, (blocks["codes"] >> PAIRS & 3).reshape(-1, 256))
-
-
-def _scaled(blocks: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """The numbers of codes [blocks, 256] in one row, float32 [256 * blocks]."""
-    numbers = codes.astype(np.float32)
-    numbers -= 1
-    with np.errstate(invalid="ignore"):  # infinite d times 0; the caller checks for non-finite numbers
-        numbers *= blocks["d"].astype(np.float32)[:, None]
-    return numbers.reshape(-1)
+    return scaled((blocks["codes"] >> PAIRS & 3).astype(np.float32) - 1, blocks["d"])
