@@ -1,6 +1,9 @@
-"""JSON schemas: forty by hand, one for each keyword that structured outputs follow, and random ones."""
+"""JSON schemas: forty by hand, one for each keyword that structured outputs follow, and random ones. Parameters of such outputs."""
 
 from hypothesis import strategies as st
+
+from minllm import SamplingParams
+from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 
 STRING, SHORT = {"type": "string", "maxLength": 8}, {"type": "string", "minLength": 1, "maxLength": 3}
 SMALL = {"type": "integer", "minimum": -9, "maximum": 99}
@@ -80,3 +83,9 @@ def random_schemas():
         return st.one_of(objects, arrays, st.lists(schemas, min_size=1, max_size=2).map(lambda found: {"anyOf": found}))
 
     return st.recursive(leaves, deeper, max_leaves=4)
+
+
+def structured_params(**fields):
+    """SamplingParams whose fields may also be those of StructuredOutputsParams."""
+    mine = {name: fields.pop(name) for name in list(fields) if name in StructuredOutputsParams.__dataclass_fields__}
+    return SamplingParams(structured_outputs=StructuredOutputsParams(**mine), **fields)

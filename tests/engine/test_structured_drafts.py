@@ -2,14 +2,15 @@
 
 import json
 import re
+from functools import partial
 
 import jsonschema
 import pytest
 
-from minllm import LLM, SamplingParams, StructuredOutputsParams
+from minllm import LLM, SamplingParams
 from tests.engine.models import byte_level_tokenizer, ending_model_directory
 from tests.engine.running.test_step_graphs import QueueMachine, steps_ended, with_graphs
-from tests.engine.schemas import SCHEMAS
+from tests.engine.schemas import SCHEMAS, structured_params
 from tests.engine.test_speculation import Hints, everything, ngrams, texts_of
 
 pytest.importorskip("llguidance")
@@ -17,9 +18,7 @@ SIZES = dict(device="cpu", max_model_len=256, max_num_seqs=5, max_num_batched_to
 FREE = SamplingParams(seed=4, max_tokens=9, ignore_eos=True)
 
 
-def params(max_tokens=60, **fields):
-    mine = {name: fields.pop(name) for name in list(fields) if name in StructuredOutputsParams.__dataclass_fields__}
-    return SamplingParams(structured_outputs=StructuredOutputsParams(**mine), max_tokens=max_tokens, **fields)
+params = partial(structured_params, max_tokens=60)
 
 
 GREEDY = dict(temperature=0, logprobs=1)

@@ -9,16 +9,17 @@ import json
 import re
 import types
 import unicodedata
+from functools import partial
 
 import jsonschema
 import pytest
 from hypothesis import given, settings
 
-from minllm import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
+from minllm import LLM, AsyncLLM, SamplingParams
 from minllm.errors import InvalidRequestError, SamplingError
 from tests.engine.checks import BLOCK_BYTES
 from tests.engine.models import EOS, byte_level_tokenizer, ending_model_directory
-from tests.engine.schemas import SCHEMAS, random_schemas
+from tests.engine.schemas import SCHEMAS, random_schemas, structured_params
 
 pytest.importorskip("llguidance")
 SMALL = dict(max_num_seqs=6, max_model_len=96, kv_cache_memory_bytes=12 * BLOCK_BYTES)
@@ -37,9 +38,7 @@ def structured(directory):
         yield llm
 
 
-def params(max_tokens=160, **fields):
-    mine = {name: fields.pop(name) for name in list(fields) if name in StructuredOutputsParams.__dataclass_fields__}
-    return SamplingParams(structured_outputs=StructuredOutputsParams(**mine), max_tokens=max_tokens, **fields)
+params = partial(structured_params, max_tokens=160)
 
 
 def texts(llm, params, count=1):

@@ -1,13 +1,14 @@
 """Structured outputs on a GPU: masks that the host fills while a graph computes the forward give the tokens of NumPy and of eager steps."""
 
 import json
+from functools import partial
 
 import jsonschema
 import pytest
 
-from minllm import LLM, SamplingParams, StructuredOutputsParams
+from minllm import LLM, SamplingParams
 from tests.engine.models import ending_model_directory
-from tests.engine.schemas import SCHEMAS
+from tests.engine.schemas import SCHEMAS, structured_params
 from tests.engine.test_speculation import ngrams
 from tests.gpu.agreement import KV_CACHE_BYTES
 
@@ -17,9 +18,7 @@ FREE = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 ENGINES = {"graphs": {}, "eager": dict(enforce_eager=True), "drafts": dict(speculative_config=ngrams())}
 
 
-def params(**fields):
-    mine = {name: fields.pop(name) for name in list(fields) if name in StructuredOutputsParams.__dataclass_fields__}
-    return SamplingParams(structured_outputs=StructuredOutputsParams(**mine), max_tokens=100, **fields)
+params = partial(structured_params, max_tokens=100)
 
 
 MIX = [

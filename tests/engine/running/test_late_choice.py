@@ -1,11 +1,14 @@
 """Structured outputs on a machine that is one step ahead: a forward is launched before the tokens are known that its masks follow from."""
 
+from functools import partial
+
 import pytest
 
-from minllm import LLM, SamplingParams, StructuredOutputsParams
+from minllm import LLM, SamplingParams
 from minllm.errors import SamplingError
 from tests.engine.models import ending_model_directory
 from tests.engine.running.test_step_graphs import QueueMachine, results, with_graphs
+from tests.engine.schemas import structured_params
 
 pytest.importorskip("llguidance")
 SIZES = dict(device="cpu", max_model_len=256, max_num_seqs=8)
@@ -25,9 +28,7 @@ def both(machine):
         assert ahead.engine.cache_policy.usage().allocated == 0
 
 
-def params(max_tokens=40, seed=1, **fields):
-    mine = {name: fields.pop(name) for name in list(fields) if name in StructuredOutputsParams.__dataclass_fields__}
-    return SamplingParams(structured_outputs=StructuredOutputsParams(**mine), max_tokens=max_tokens, seed=seed, **fields)
+params = partial(structured_params, max_tokens=40, seed=1)
 
 
 FREE = SamplingParams(seed=4, max_tokens=9, ignore_eos=True)
