@@ -70,7 +70,7 @@ def looked_up(tree, package):
         name, method = (looks.value, looks.attr) if isinstance(looks, ast.Attribute) else (looks, "")
         name = name.id if isinstance(name, ast.Name) else ""
         if "import_module" in (name, method):
-            text = ast.unparse(argument).removeprefix("f").strip("'\"")  # of f"{__package__}.{name}" or "minllm.errors"
+            text = ast.unparse(argument).removeprefix("f").strip("'\"")  # from f"{__package__}.{name}" or "minllm.errors"
             if "{" not in text.removeprefix("{__package__}") or text.startswith("{__package__}"):  # else a registry of others' modules
                 yield re.sub("{.*}", "*", text.replace("{__package__}", package))
         elif name in tables and method in ("", "fallback", "module") and isinstance(argument, ast.Constant):

@@ -135,7 +135,7 @@ class EngineCore(NotCopied):
         for row, (sequence, token_id) in enumerate(zip(result.owners, result.token_ids, strict=True)):
             if sequence.needs_logprobs and token_id >= 0:
                 with sequence.at_fault():
-                    if np.isnan(result.logprobs.chosen[row]):  # of a token that cannot be chosen: the softmax spreads it to all
+                    if np.isnan(result.logprobs.chosen[row]):  # a token that cannot be chosen: the softmax spreads its NaN to all
                         raise self._not_finite(sequence, f"token {len(sequence.output_token_ids) + 1} of its output")
                     named[row] = named_logprobs(result.logprobs, row, token_id, sequence.params.logprobs or 0, self.tokenizer)
         return named
@@ -146,7 +146,7 @@ class EngineCore(NotCopied):
         Raises SamplingError for logits that are not finite.
         """
         sequence, top = span.sequence, span.sequence.params.prompt_logprobs
-        if sequence.fault is not None:  # of an earlier chunk; the sequence ends with its last one
+        if sequence.fault is not None:  # an earlier chunk failed; the sequence ends with its last one
             return
         if not sequence.prompt_logprobs:
             sequence.prompt_logprobs.append(None)  # nothing predicts the first token

@@ -5,13 +5,12 @@ import difflib
 import inspect
 from typing import Any
 
+from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
 
 
 def check_names(given: dict[str, Any]) -> None:
     """Raise InvalidOptionError for an unknown option name, with the nearest known one."""
-    from minllm.engine.options import EngineOptions
-
     names = list(inspect.signature(EngineOptions).parameters)
     for name in given:
         if name not in names:
@@ -33,8 +32,6 @@ def meanings(options: type) -> dict[str, str]:
 
 def shows_options(llm: Any) -> Any:
     """Decorate LLM: its signature and docstring, and so help(LLM), show every option with type, default and meaning."""
-    from minllm.engine.options import EngineOptions  # which the help of commands, with meanings of other classes, has no need to import
-
     options = dict(inspect.signature(EngineOptions).parameters)
     model = options.pop("model").replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     own = [p for p in inspect.signature(llm).parameters.values() if p.name not in ("model", "options")]

@@ -36,7 +36,7 @@ BLOCK_SIZE = 16  # tokens per block unless the option says otherwise
 
 
 def _quantizations() -> Allowed:
-    from minllm.weights.formats import quantizations  # which needs NumPy, and the help of commands does without
+    from minllm.weights.formats import quantizations  # it needs NumPy, and the help of commands does without
 
     return none_or(one_of(*quantizations()), "None or {}")
 

@@ -165,7 +165,7 @@ class SpeculativeConfig:
     @cached_property
     def tree(self) -> "TokenTree | None":
         """The tree of drafts; None if each draft follows the one before it."""
-        from minllm.kernels.speculation.token_tree import TokenTree  # which needs NumPy, and the help of commands does without
+        from minllm.kernels.speculation.token_tree import TokenTree  # it needs NumPy, and the help of commands does without
 
         if self.method == "lookahead":
             return TokenTree.lookahead(*self.lookahead_sizes)

@@ -23,7 +23,7 @@ class Turn:
     def __init__(self):
         self._lock, self._process, self._holder = threading.RLock(), os.getpid(), ""
         self._readers: WeakKeyDictionary[Any, threading.Thread] = WeakKeyDictionary()  # open stream -> the thread that reads it
-        self.depth = 0  # of the contexts in which this engine is used
+        self.depth = 0  # contexts in which this engine is used, one in the other
         self.is_stepping = self._is_closed = False
 
     @property

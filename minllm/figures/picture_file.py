@@ -10,7 +10,7 @@ from minllm.figures.figure import Figure
 LIGHT = {"1": "#0b6bb3", "2": "#b3480b", "3": "#1b7a4b", "4": "#8a3fa0", "5": "#a3172f", "muted": "#6b7280", "grid": "#0000001f"}
 DARK = {"1": "#5aa9f0", "2": "#ff9a52", "3": "#5fc58d", "4": "#cf93e6", "5": "#ff8a9b", "muted": "#a3adbd", "grid": "#ffffff2b"}
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
-GROUND = {"light": "#ffffff", "dark": "#0d1117"}  # of the page around the picture
+GROUND = {"light": "#ffffff", "dark": "#0d1117"}  # the colour of the page around the picture
 FONT = "-apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
 
 

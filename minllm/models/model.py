@@ -22,8 +22,8 @@ from minllm.weights.stored import StoredWeights
 class RopeTables(NamedTuple):
     """Cosines and sines, float32 [positions, head_dim], cosines first; both are None if positions are learned vectors."""
 
-    whole: Array | None  # of layers that see the whole context
-    local: Array | None  # of layers with a sliding window; the same array unless the model turns them by other angles
+    whole: Array | None  # for layers that see the whole context
+    local: Array | None  # for layers with a sliding window; the same array unless the model turns them by other angles
 
     def of(self, layer: Layer) -> Array | None:
         """The table of a layer."""

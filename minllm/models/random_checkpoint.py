@@ -18,7 +18,7 @@ from minllm.runtime.host_threads import host_threads
 from minllm.weights.stored import TensorEntry
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-STANDARD_DEVIATION = 0.02  # of the initial values of Llama's matrices
+STANDARD_DEVIATION = 0.02  # that of the initial values of Llama's matrices
 NOISE_LENGTH = 4_194_301  # a prime near 2**22, so that rows with power-of-two lengths do not repeat
 
 

@@ -14,7 +14,7 @@ class TokenTexts:
     def __init__(self, texts: Sequence[bytes]):
         self.texts = texts
         self._joined = SEPARATOR.join(texts)
-        self._starts = np.cumsum([0] + [len(text) + 1 for text in texts[:-1]])  # of each token in the joined texts
+        self._starts = np.cumsum([0] + [len(text) + 1 for text in texts[:-1]])  # where each token begins in the joined texts
         self._order = np.argsort(np.array(texts, object), kind="stable")
         self._sorted = [texts[i] for i in self._order]
 

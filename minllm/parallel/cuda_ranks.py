@@ -34,7 +34,7 @@ from minllm.weights.shard import INPUTS
 class TensorParallelCudaOps(TensorParallel, CudaOps):
     """A rank of the GPU engine. `communicator` must be set before a forward. options: those of CudaOps."""
 
-    world: Communicator  # of all ranks; `communicator` has those of this rank's stage
+    world: Communicator  # all ranks; `communicator` has those of this rank's stage
 
     def __init__(self, dtype: DTypeLike, grid: Grid, vocab_size: int, hidden_size: int, **options: Any):
         super().__init__(dtype, **options)

@@ -23,7 +23,7 @@ from minllm.parallel.communicator import Communicator
 from minllm.parallel.time_limits import step_seconds
 from minllm.runtime.array_protocol import Array
 
-SHARE_OF_A_STEP = 0.8  # of the time limit of a step: a missing peer is recorded before rank 0 ends all ranks
+SHARE_OF_A_STEP = 0.8  # the share of a step's time limit after which a missing peer is recorded before rank 0 ends all ranks
 SECONDS_OF_POLLS = 10.0  # how long POLLS take, about
 WARM_UP_POLLS = 60 * POLLS  # about ten minutes
 

@@ -43,7 +43,7 @@ class PipelineStage:
     """The operations that differ in a stage; a mixin in front of those of a rank with all layers, in the order of base classes."""
 
     grid: Grid
-    world: Communicator  # of all ranks; `communicator` has the ranks of the stage
+    world: Communicator  # all ranks; `communicator` has the ranks of the stage
     hidden_size: int
 
     def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None, scale: float = 1.0) -> Any:

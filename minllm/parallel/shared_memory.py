@@ -19,7 +19,7 @@ from minllm.parallel.communicator import CommunicationError
 from minllm.parallel.sockets import PART_BYTES, TIME_LIMIT_S, SocketCommunicator, flat_row
 
 SLOT_BYTES = PART_BYTES
-SIZE_BYTES = 4  # of the signal before an exchange, which is its number of bytes
+SIZE_BYTES = 4  # the signal before an exchange is its number of bytes
 LEVELS = 3  # levels of groups: all ranks, the ranks of a stage, and those of a stage that share a context
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from minllm.ptx.instruction import instruction
 
 INFINITY, ZERO = np.float32(np.inf), np.float32(0)
-SMALLEST_NORMAL = 2.0**-126  # of float32
+SMALLEST_NORMAL = 2.0**-126  # the smallest normal float32
 TWO_WORDS, FOUR_HALVES, EIGHT_BYTES = map(struct.Struct, ("<2I", "<4e", "<8b"))
 
 

@@ -14,7 +14,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 PROMPTS = [prompt(length) for length in (3, 17, 41)]  # shorter and longer than the window
 WINDOW = FAMILIES["gemma3"].options["sliding_window"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:The tokenizer of")  # of another class than GemmaTokenizer
+pytestmark = pytest.mark.filterwarnings("ignore:The tokenizer of")  # the class is another than GemmaTokenizer
 
 
 @functools.cache

@@ -33,7 +33,7 @@ def test_every_option_carries_a_check_that_allows_its_default_and_says_what_it_r
     for field in fields(EngineOptions):
         says, allows = allowed_of(field)
         assert says and allows(field.default)
-        if field.name != "speculative_config":  # which a function of its own checks
+        if field.name != "speculative_config":  # a function of its own checks it
             assert not allows(object())
             with pytest.raises(InvalidOptionError, match=re.escape(f" is not allowed: {field.name} is {says}.")):
                 EngineOptions(**{field.name: object()})

@@ -106,7 +106,7 @@ def test_what_a_variant_cannot_serve_its_fallbacks_serve():
     )
     assert table.serving("fastest", 1, "float16", (8, 0)) == "fastest"
     assert table.serving("fastest", 1, "float32", HOPPER) == table.serving("fastest", 2, "float16", HOPPER) == "next"
-    assert table.serving("fastest", 2, "float16", (8, 0)) == "last"  # whose launcher says why it cannot
+    assert table.serving("fastest", 2, "float16", (8, 0)) == "last"  # its launcher says why it cannot
 
 
 def test_a_toy_is_found_by_name_everywhere(toy):

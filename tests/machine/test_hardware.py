@@ -89,7 +89,7 @@ BUSES = {
 @pytest.mark.parametrize("name", GPUS)
 def test_a_bandwidth_is_bus_width_times_data_rate(name):
     bits, gigabits = BUSES[name]
-    rel = 0.03 if name in ("NVIDIA B200", "NVIDIA H100 PCIe") else 0.006  # whose sheets round to a whole number of TB/s
+    rel = 0.03 if name in ("NVIDIA B200", "NVIDIA H100 PCIe") else 0.006  # their sheets round to a whole number of TB/s
     assert GPUS[name].bandwidth_tb_s == pytest.approx(bits * gigabits / 8e3, rel=rel)
 
 

@@ -21,4 +21,4 @@ def use_small_tiles(monkeypatch):
     for module, name in ((gemv, "choose_tiling"), (gemv_qkv, "choose_qkv_tiling")):
         monkeypatch.setattr(module, name, lambda *_: GemvTiling(rows=4, warps=2, unroll=1, splits=2))
     monkeypatch.setattr(vectorized, "choose_tile", lambda *_: 16)
-    monkeypatch.setattr(tree, "make_kernel", tree.make_kernel.__wrapped__)  # whose cache other tests share
+    monkeypatch.setattr(tree, "make_kernel", tree.make_kernel.__wrapped__)  # its cache is shared with other tests

@@ -14,7 +14,7 @@ from minllm.ops.numpy_fixed_order import FixedOrderNumpyOps
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import CONFIGS, small_model
 
-TEXT = np.random.default_rng(0).integers(0, 37, 40).tolist()  # of the sequence that is compared
+TEXT = np.random.default_rng(0).integers(0, 37, 40).tolist()  # the sequence that is compared
 OPS = {
     "numpy": FixedOrderNumpyOps,
     "kernels": functools.partial(CudaOps, kernel_variants=FIXED_ORDER_VARIANTS, simulated=True),

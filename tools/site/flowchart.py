@@ -38,7 +38,7 @@ class Node:
     room: tuple[float, float] = (0.0, 0.0)  # (width, height) of the label at a bend
     store: bool = False  # a data store: drawn in another colour
     layer: int = 0
-    thickness: float = 0.0  # of its layer
+    thickness: float = 0.0  # the thickness of its layer
     along: float = 0.0
     across: float = 0.0
 

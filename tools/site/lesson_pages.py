@@ -92,7 +92,7 @@ def end_quietly():
 def on_startup(command, dirty):
     """Patch MkDocs, mkdocs-jupyter and nbconvert, once per process."""
     end_quietly()
-    os.environ[PROGRESS] = "0"  # of the simulator: it depends on how fast this machine is
+    os.environ[PROGRESS] = "0"  # the simulator's depends on how fast this machine is
     if HTMLExporter.markdown2html is not keep_markdown:
         HTMLExporter.markdown2html = keep_markdown
         records = (json.loads(path.read_text(encoding="utf-8")) for path in ROOT.glob("docs/results/h200*.json"))

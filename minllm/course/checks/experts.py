@@ -26,7 +26,7 @@ def sorted_right(sort, expert_ids, experts):
     right, bounds = sort_by_expert_reference(expert_ids, experts)
     pairs, offsets = np.full(right.shape, UNWRITTEN_PAIR, np.int32), np.full(bounds.shape, UNWRITTEN_PAIR, np.int32)
     sort(expert_ids, pairs, offsets)
-    begins = np.repeat(bounds[:-1], np.diff(bounds))  # of the expert of each place
+    begins = np.repeat(bounds[:-1], np.diff(bounds))  # where the expert of each place begins
     last_first = begins + np.repeat(bounds[1:], np.diff(bounds)) - 1 - np.arange(len(right))
     expect("offsets", offsets, bounds, ("expert",))
     expect("pairs", pairs, right, ("place",), [

@@ -8,7 +8,7 @@ from minllm.course.checks.mismatch import expect
 from minllm.course.exercise import Exercise, Rung
 from minllm.sim import unwritten
 
-ROWS, COLUMNS, DEPTH = 64, 256, 64  # of a tile of out, and of a step
+ROWS, COLUMNS, DEPTH = 64, 256, 64  # a tile of out, and a step of K
 
 
 def product(matmul, steps, tiles=1):

@@ -30,7 +30,7 @@ from minllm.runtime.array_protocol import Array
 from minllm.runtime.device import current_device
 
 HALF_TOLERANCE = 1e-2  # relative error that float16 may have
-MOST_SETS = 64  # of inputs: to make more takes minutes. Launches on less than about 1 MB therefore find their inputs in L2
+MOST_SETS = 64  # sets of inputs: to make more takes minutes. Launches on less than about 1 MB therefore find their inputs in L2
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Plan:
     tokenizer: Tokenizer
     generation_config: GenerationConfig
     device: str  # "cpu" or "cuda"
-    weight_format: WeightFormat | None  # of the layers' matrices; None leaves them as they are
+    weight_format: WeightFormat | None  # the layers' matrices are quantised to it; None leaves them as they are
     ops: Ops
     shape: CacheShape
     wanted_len: int = 0  # tokens of the longest sequence, if the cache can hold it

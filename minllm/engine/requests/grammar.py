@@ -25,7 +25,7 @@ from minllm.models.tokenizer import Tokenizer
 LONGEST_MESSAGE = 400  # characters
 KEPT = 64  # compiled grammars that are kept for later requests
 STACK_BYTES = 512 * 2**20  # llguidance compiles recursively, rule by rule; the longest description needs a quarter of this address space
-MOST_ITEMS = 10_000  # of the parser, per byte of output; an object of 2,000 optional properties needs 8,000
+MOST_ITEMS = 10_000  # items of the parser per byte of output; an object of 2,000 optional properties needs 8,000
 
 _starting = threading.Lock()
 

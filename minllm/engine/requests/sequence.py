@@ -45,8 +45,8 @@ class Sequence:
     index: int = 0  # index of the completion in its request
     logits_processors: tuple[Callable, ...] = ()  # functions of (output_token_ids, logits), run on the host
     banned_token_ids: tuple[int, ...] = ()
-    grammar: "Grammar | None" = None  # of a structured output; None if the output is free
-    dtype: str = "float32"  # of the model's activations, which names the cause of logits that are not finite
+    grammar: "Grammar | None" = None  # what a structured output follows; None if the output is free
+    dtype: str = "float32"  # the model's activations' type, which names the cause of logits that are not finite
     siblings: list["Sequence"] = field(default_factory=list)  # further completions of the prompt, which wait until it is computed
     priority: int = 0  # lower runs earlier
     deadline: float | None = None  # the time.perf_counter() at which the sequence is aborted

@@ -72,7 +72,7 @@ class ModelRunner:
         self.speculator = None if speculator is None else speculator(self.slots)
         self._pinned = PinnedMemory(self.machine)
         self.uploads = Uploads(ops, self.machine, self._pinned)
-        self._late: list[LateForward] = []  # of the last step
+        self._late: list[LateForward] = []  # forwards of the last step
         self._window, self._max_model_len, self._max_tokens = cache.shape.residual_window, max_model_len, max_num_batched_tokens
         self.graphs = None
         if uses_graphs:

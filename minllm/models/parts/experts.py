@@ -135,7 +135,7 @@ def stages(config: ModelConfig, s: Sizes) -> list[Stage | Matrix | Norm]:
     A Stage counts bytes and operations over all layers; matrices and norms are left to costs/.
     """
     layers, hidden, experts = config.num_hidden_layers, config.hidden_size, config.num_experts
-    pairs = s.tokens * config.num_experts_per_tok  # of a token and an expert that it chose
+    pairs = s.tokens * config.num_experts_per_tok  # a pair is a token and an expert that it chose
     logits, inner = s.tokens * experts, pairs * config.intermediate_size
     router = Stage(
         "router",

@@ -32,7 +32,7 @@ class GatedMlp:
     gate_up: Linear  # [2 * intermediate, hidden], gate first
     down: Linear  # [hidden, intermediate]
     activation: str
-    post_norm: NormWeights | None = None  # of what the part adds to the hidden state
+    post_norm: NormWeights | None = None  # normalises what the part adds to the hidden state
 
     def forward(self, ops: Ops, x: Array, residual: Array | None, next_norm: NormWeights | None = None) -> tuple[Array, Array | None]:
         """The feed-forward of norm(x + residual): the new (x, residual), both [T, hidden]."""

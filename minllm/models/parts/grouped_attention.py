@@ -38,7 +38,7 @@ class GroupedAttention:
     qkv: Linear  # [(heads + 2 * kv_heads) * head_dim, hidden]
     config: AttentionConfig
     output: Linear  # [hidden, heads * head_dim]
-    post_norm: NormWeights | None = None  # of what the part adds to the hidden state
+    post_norm: NormWeights | None = None  # normalises what the part adds to the hidden state
 
     def forward(
         self, ops: Ops, x: Array, residual: Array | None, *, batch: Batch, layer_cache: LayerCache, cos_sin: Array | None,

@@ -30,7 +30,7 @@ async def respond(server: Server, body: ResponsesBody, who: str) -> Reply | Asyn
     names = ("temperature", "top_p", "stream", "priority", "deadline", "cache_salt")
     tools = [openai_tool(tool) for tool in body.tools or () if tool.get("type") == "function"]
     given = {name: getattr(body, name) for name in names} | {"tools": tools or None, "tool_choice": chat_choice(body.tool_choice)}
-    form = {"type": form.get("type"), "json_schema": form}  # which chat completions have one level deeper
+    form = {"type": form.get("type"), "json_schema": form}  # chat completions have it one level deeper
     fields = parsed(ChatFields, {"messages": history(body), "response_format": form, **given})
     request = chat_request(server, fields, who, body.parallel_tool_calls, max_tokens=default_max_tokens(server, body.max_output_tokens))
     turn = Turn(server, request, reader_of(server, fields, None if body.parallel_tool_calls else 1))

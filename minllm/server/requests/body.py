@@ -40,7 +40,7 @@ def parsed(kind: type[Body], given: object) -> Body:
         return kind.model_validate(given)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)
-        ours = [one for one in found if one["loc"][:1] == found[0]["loc"][:1]]  # of the first wrong field, an error per allowed type
+        ours = [one for one in found if one["loc"][:1] == found[0]["loc"][:1]]  # an error per allowed type of the first wrong field
         deepest = max(ours, key=lambda one: len(one["loc"]))
         param = path(deepest["loc"])
         messages = dict.fromkeys(one["msg"].removeprefix("Value error, ") for one in ours if len(one["loc"]) == len(deepest["loc"]))

@@ -38,7 +38,7 @@ def both(request, directory):
     """(one process, several ranks), with all that the policies of scheduling and cache can do to a sequence."""
     options = dict(OPTIONS, enable_prefix_caching=True)
     blocks = 12  # one sequence at its longest, so that several are preempted
-    (tensor, pipeline), bytes_per_block = request.param, 2 * 4 * 8 * 32 * 4  # of one KV head
+    (tensor, pipeline), bytes_per_block = request.param, 2 * 4 * 8 * 32 * 4  # bytes of one KV head
     with (
         forked_python(),
         LLM(directory, **dict(options, kv_cache_memory_bytes=2 * blocks * bytes_per_block)) as alone,

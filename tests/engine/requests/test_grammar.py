@@ -106,7 +106,7 @@ def test_the_text_is_a_choice_for_every_kind_of_decoder(kind, choices, data):
             assume(False)
         text += decoder.push(token)
     found = text + decoder.finish()
-    assert found in choices or (kind == "BPEDecoder" and f"{found} " in choices)  # which drops a space at the end of a text
+    assert found in choices or (kind == "BPEDecoder" and f"{found} " in choices)  # BPEDecoder drops a space at the end of a text
 
 
 def test_drafts_that_end_leave_the_place(grammars):
