@@ -113,9 +113,13 @@ class AnyTraffic(RuleBasedStateMachine):
         except OutOfMemoryError:
             assert self.policy.usage() == before
             return
-        assert self.policy.usage().allocated == before.allocated, "a fork takes no memory"
+        self.check_forked(before)
         self.promised[child] = self.promised[parent]
         self.shadow.written[child] = list(self.shadow.written[parent])
+
+    def check_forked(self, before):
+        """A fork takes no memory."""
+        assert self.policy.usage().allocated == before.allocated
 
     @rule(name=NAMES)
     def free(self, name):
@@ -155,8 +159,12 @@ class AnyTraffic(RuleBasedStateMachine):
             assert self.policy.usage().allocated == self.policy.usage().holding == 0
 
 
+def run_patiently(machine, examples):
+    """Run a state machine for this number of examples of 40 steps."""
+    patient = settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    run_state_machine_as_test(machine, settings=patient)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_under_any_traffic(name):
-    machine = type(name, (AnyTraffic,), {"make": staticmethod(POLICIES[name])})
-    patient = settings(max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    run_state_machine_as_test(machine, settings=patient)
+    run_patiently(type(name, (AnyTraffic,), {"make": staticmethod(POLICIES[name])}), 150)

@@ -6,9 +6,8 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant
 
 from minllm.cache.kv_cache import CacheShape
 from minllm.cache.virtual.cache import VirtualKVCache, virtual_layout
@@ -18,7 +17,7 @@ from minllm.errors import CacheError, DeviceError, InvalidOptionError, OutOfMemo
 from minllm.kernels.quantization.formats import kv_format
 from minllm.ops.numpy_ops import NumpyOps
 from tests.cache.shadow_cache import ShadowCache
-from tests.cache.test_policies_fuzzed import NAMES, AnyTraffic
+from tests.cache.test_policies_fuzzed import AnyTraffic, run_patiently
 from tests.runtime.guarded_pages import GuardedPages
 
 SHAPE = CacheShape(num_layers=2, block_size=1, kv_heads=1, head_dim=4, dtype=np.dtype(np.float32))  # 32 bytes of keys a token
@@ -321,19 +320,9 @@ class VirtualTraffic(AnyTraffic):
         """A policy, and the shadow that follows it."""
         return make_policy(slots, 12, pairs, page_bytes, tile, background=self.background, step_tile=1 + tile // 4), MemoryShadow
 
-    @rule(parent=NAMES, child=NAMES)
-    def fork(self, parent, child):
-        if parent not in self.promised or child in self.promised:
-            with pytest.raises(CacheError):
-                self.policy.fork(parent, child)
-            return
-        try:
-            self.policy.fork(parent, child)
-        except OutOfMemoryError:
-            return
-        self.promised[child] = self.promised[parent]
+    def check_forked(self, before):
+        """A fork copies."""
         self.shadow.apply_copies()
-        self.shadow.written[child] = list(self.shadow.written[parent])
 
     def check_trimmed(self, name, num_tokens):
         assert self.policy._claims.held[name].room == num_tokens
@@ -356,6 +345,4 @@ class VirtualTraffic(AnyTraffic):
 
 @pytest.mark.parametrize("background", [False, True], ids=["at once", "in a thread"])
 def test_the_policy_under_any_traffic(background):
-    machine = type("Traffic", (VirtualTraffic,), {"background": background})
-    patient = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    run_state_machine_as_test(machine, settings=patient)
+    run_patiently(type("Traffic", (VirtualTraffic,), {"background": background}), 60)

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.hash_chain import HashChain
@@ -14,6 +13,7 @@ from minllm.cache.radix_tree import RadixTree
 from minllm.cache.window_blocks import WindowBlocks, WindowRoom
 from minllm.errors import OutOfMemoryError
 from minllm.kernels.slots.local_blocks import local_blocks_reference
+from tests.cache.test_policies_fuzzed import run_patiently
 
 NAMES = st.integers(0, 4)
 TEXT = [1, 0, 0, 1, 1, 0, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0, 1]
@@ -122,9 +122,7 @@ class WindowTraffic(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_windows_under_any_traffic(name):
-    machine = type(name, (WindowTraffic,), {"make": staticmethod(POLICIES[name]), "keeps": name != "paged"})
-    patient = settings(max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    run_state_machine_as_test(machine, settings=patient)
+    run_patiently(type(name, (WindowTraffic,), {"make": staticmethod(POLICIES[name]), "keeps": name != "paged"}), 100)
 
 
 def test_a_long_text_needs_blocks_for_a_window_and_a_step():
