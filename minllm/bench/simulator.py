@@ -7,28 +7,27 @@ simulator's two engines (simulator_engines.py).
 The wgmma case and the suite use kernels from the tests, which exist in a clone of the repository but not in an installed package.
 """
 
+import functools
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from numba import cuda
 
 from minllm.bench import simulator_engines, simulator_suite
 from minllm.bench.record import Row, stream, write_rows
 from minllm.bench.simulator_engines import CASES as ENGINE_CASES
-from minllm.bench.simulator_engines import EngineCase
+from minllm.bench.simulator_engines import THREADS, EngineCase, best_seconds, vector_sum
+from minllm.bench.simulator_engines import normal as normal_of
 from minllm.kernels.attention.flash_attention_2 import flash_attention_2
 from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.gemv import gemv
 from minllm.kernels.normalization.rms_norm import rms_norm
-from minllm.sim import detecting, simulate
 
-THREADS = 65_536
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+normal = functools.partial(normal_of, dtype=BFLOAT16)
 COLUMNS = "{:<56} {:<26} {:>9} {:>9} {:>10}"
 
 
@@ -41,11 +40,6 @@ class Case:
     budget: float | None = None
     budget_detecting: float | None = None
     in_tests: bool = False  # whether its kernel is in the tests, which only a clone has
-
-
-def normal(seed: int, *shape: int) -> np.ndarray:
-    """Normal noise of this shape, bfloat16."""
-    return np.random.default_rng(seed).standard_normal(shape).astype(BFLOAT16)
 
 
 def tensor_core_tile() -> None:
@@ -85,19 +79,6 @@ def normalization() -> None:
     rms_norm(normal(0, 4, 4096), normal(1, 4096), np.empty((4, 4096), BFLOAT16), 1e-5)
 
 
-def add_vectors_kernel(x, y, out):
-    """out = x + y, one element per thread."""
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = x[i] + y[i]
-
-
-def vector_sum() -> None:
-    """One thread per element: the cost of a thread that does almost nothing."""
-    x = np.ones(THREADS, np.float32)
-    simulate(add_vectors_kernel, THREADS // 256, 256, x, x, np.empty(THREADS, np.float32))
-
-
 CASES = (
     Case("a 128x128x128 tile on tensor cores (mma.sync)", tensor_core_tile, 1.0, 5.0),
     Case("384 causal queries of attention by wgmma, head_dim 128", hopper_attention, 0.5, 3.0, in_tests=True),
@@ -106,17 +87,6 @@ CASES = (
     Case("RMS norm of 4 tokens of 4096", normalization),
     Case(f"the sum of two vectors, {THREADS:,} threads", vector_sum, 0.65, 1.6),
 )
-
-
-def best_seconds(run: Callable[[], None], detect: bool, repeats: int) -> float:
-    """CPU seconds of this process for `run`: the best of `repeats` runs after a warm-up."""
-    times = []
-    with detecting(detect):
-        for _ in range(repeats + 1):
-            start = time.process_time()
-            run()
-            times.append(time.process_time() - start)
-    return min(times[1:])
 
 
 def measure(cases: tuple[Case, ...], repeats: int) -> list[Row]:

@@ -23,6 +23,7 @@ from minllm.kernels.matmul.ladder.tiled import tiled_kernel
 from minllm.kernels.matmul.wgmma import wgmma
 from minllm.sim import detecting, engines, simulate, tracing, using_engine
 
+THREADS = 65_536
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 COLUMNS = "{:<56} {:<14} {:>9} {:>9} {:>8} {:>8}"
 
@@ -56,9 +57,9 @@ def add_vectors_kernel(x, y, out):
 
 
 def vector_sum() -> None:
-    """One thread per element."""
-    x = np.ones(65_536, np.float32)
-    simulate(add_vectors_kernel, 256, 256, x, x, np.empty_like(x))
+    """One thread per element: the cost of a thread that does almost nothing."""
+    x = np.ones(THREADS, np.float32)
+    simulate(add_vectors_kernel, THREADS // 256, 256, x, x, np.empty_like(x))
 
 
 def matrix_vector() -> None:
@@ -84,22 +85,28 @@ def wgmma_pipeline() -> None:
 
 CASES = (
     EngineCase("a tiled GEMM of 64x64x64", tiled_product, 40, 30),
-    EngineCase("the sum of two vectors, 65,536 threads", vector_sum, 40, 20),
+    EngineCase(f"the sum of two vectors, {THREADS:,} threads", vector_sum, 40, 20),
     EngineCase("a bfloat16 GEMV of 1x256x1024", matrix_vector, 25, 15),
     EngineCase("the first rung of attention, 16 tokens, head_dim 64", first_attention, 8, 6),
     EngineCase("a wgmma pipeline of three warpgroups, 128x256x512", wgmma_pipeline, 5, 5),
 )
 
 
-def seconds(case: EngineCase, engine: str, detect: bool, traced: bool, repeats: int) -> float:
-    """CPU seconds of a launch: the best of `repeats` runs after a warm-up."""
+def best_seconds(run: Callable[[], None], detect: bool, repeats: int) -> float:
+    """CPU seconds of this process for `run`: the best of `repeats` runs after a warm-up."""
     times = []
-    with detecting(detect), using_engine(engine), tracing() if traced else contextlib.nullcontext():
+    with detecting(detect):
         for _ in range(repeats + 1):
             start = time.process_time()
-            case.run()
+            run()
             times.append(time.process_time() - start)
     return min(times[1:])
+
+
+def seconds(case: EngineCase, engine: str, detect: bool, traced: bool, repeats: int) -> float:
+    """best_seconds of a launch in an engine."""
+    with using_engine(engine), tracing() if traced else contextlib.nullcontext():
+        return best_seconds(case.run, detect, repeats)
 
 
 def count_launches(launches: dict[str, Callable[[], None]], out: TextIO | None = None) -> list[Row]:

@@ -62,9 +62,3 @@ def crossing(few_steps: str, few_bytes: str, ranks: int, link: Link) -> float:
     one, other = collective(few_steps, ranks), collective(few_bytes, ranks)
     saved = one.traffic - other.traffic
     return (other.steps - one.steps) * link.latency * link.bytes_per_second / saved if saved > 0 else float("inf")
-
-
-def fastest(message_bytes: float, ranks: int, link: Link) -> str:
-    """The name of the algorithm with the smallest all_reduce_seconds."""
-    names = ("low_latency", "one_shot", "two_shot", "ring")
-    return min(names, key=lambda name: all_reduce_seconds(name, message_bytes, ranks, link))

@@ -165,10 +165,6 @@ class Tokenizer:
         """
         return self._templates.choose(chat_template, tools).render(messages, add_generation_prompt, tools=tools, **options)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **options: Any) -> list[int]:
-        """The token ids of a conversation's prompt, without special tokens added: the template itself writes them."""
-        return self.encode(self.apply_chat_template(messages, add_generation_prompt, **options), add_special_tokens=False)
-
     def _cleans_up(self) -> bool:
         """Whether spaces before punctuation are dropped, which transformers does unless the model is BPE."""
         forced = self.config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output") is True

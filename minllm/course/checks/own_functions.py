@@ -86,12 +86,11 @@ def names_in(module: str) -> list[str]:
 
 
 def variants_beside(exercise: Exercise) -> Iterator[tuple[str, str]]:
-    """The launchers of the stage's other variants, except those that the exercise's own launcher calls."""
+    """The launchers of the stage's other variants."""
     table = TABLES.get(exercise.stage, {})
-    handed_work = {table.entry(name).fallback for name in table if table.module(name).__name__ == exercise.module}
     for name in table:
         module = table.module(name).__name__
-        if module != exercise.module and name not in handed_work:
+        if module != exercise.module:
             yield module, table.entry(name).launcher or "attention"
 
 

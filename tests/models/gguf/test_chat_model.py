@@ -66,7 +66,7 @@ def test_the_chat_template_writes_the_models_format(llm):
     assert llm.tokenizer.apply_chat_template(CHAT) == f"{system}{question}<|im_start|>assistant\n"
     own = llm.tokenizer.apply_chat_template([dict(role="system", content="Be brief."), *CHAT], add_generation_prompt=False)
     assert own == f"<|im_start|>system\nBe brief.<|im_end|>\n{question}"
-    assert llm.tokenizer.encode_chat(CHAT)[:2] == [1, 9690]  # <|im_start|>, system
+    assert llm.tokenizer.encode(own, add_special_tokens=False)[:2] == [1, 9690]  # <|im_start|>, system
 
 
 def test_ids_are_llama_cpps(llm):
