@@ -87,8 +87,8 @@ def run(
                     share = found.acceptance if rate is None else rate
                     predicted = None if costs is None else prediction(costs, share, count, most, of_draft, schedule)
                     case = case_name(model, count, rate, most, schedule) + suffix
-                    rows += rows_of(case, draft, count, plain[count], found, predicted)
-                    out.print(line(case, draft, count, plain[count], found, predicted))
+                    rows += rows_of(case, draft, plain[count], found, predicted)
+                    out.print(line(case, draft, plain[count], found, predicted))
             write_rows(json_file, device, {}, rows)
 
 
@@ -169,7 +169,7 @@ def prediction(costs: StepTimes, acceptance: float | None, count: int, most: int
     return speed_up(costs, acceptance, count, wanted, draft, most)
 
 
-def rows_of(case: str, draft: str, count: int, plain: Measured, found: Measured, predicted: float | None) -> list[Row]:
+def rows_of(case: str, draft: str, plain: Measured, found: Measured, predicted: float | None) -> list[Row]:
     """Rows of the speed-up, with its prediction and the tokens per second, and of the step time beside that without drafts."""
     gain = found.tokens_per_second / plain.tokens_per_second
     peer = {}
@@ -184,7 +184,7 @@ def rows_of(case: str, draft: str, count: int, plain: Measured, found: Measured,
     ]
 
 
-def line(case: str, draft: str, count: int, plain: Measured, found: Measured, predicted: float | None) -> str:
+def line(case: str, draft: str, plain: Measured, found: Measured, predicted: float | None) -> str:
     """The printed line of one batch."""
     gain = found.tokens_per_second / plain.tokens_per_second
     expected = "" if predicted is None else f" (predicted {predicted:.2f})"

@@ -35,10 +35,6 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def types_of(*arguments):
-    return [argument_type(argument) for argument in arguments]
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("capability, target", [((8, 0), "sm_80"), ((9, 0), "sm_90a")])
 def test_compiles_for_a_target_without_a_gpu(dtype, capability, target):

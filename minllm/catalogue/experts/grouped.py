@@ -14,8 +14,8 @@ from minllm.kernels.experts.reference import activated_reference, projected_refe
 ROUNDED_WEIGHT = 2.0**-8  # error of rounding a scale and a weight to bfloat16, relative to the largest result
 
 
-def moved_by_grouped(x, weight, out, rows, hidden, inner, dtype, tiling, form=""):
-    """A function of a grouped GEMM's arrays that returns its Moved; x, weight, out: their names; rows: of weight per expert."""
+def moved_by_grouped(x, rows, hidden, inner, dtype, tiling, form=""):
+    """A function of a grouped GEMM's arrays that returns its Moved; x: its name of the input; rows: of weight per expert."""
     b, k = dtype.itemsize, hidden if rows == 2 * inner else inner
     of_expert = int(rows * k * bytes_of_code(form, dtype))
 
@@ -27,7 +27,7 @@ def moved_by_grouped(x, weight, out, rows, hidden, inner, dtype, tiling, form=""
         asked = dict(x=rows // tiling.rows * tiles * tiling.tokens * k * b, weight=tiles * of_expert)
         touched = dict(x=len(arrays[x]) * k * b, weight=np.count_nonzero(counts) * of_expert)
         work = 2 * tiles * tiling.tokens * rows * k
-        return dict(grouped_gemm_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, work))
+        return dict(grouped_gemm_kernel=Moved(asked | dict(out=len(pairs) * arrays["out"].shape[1] * b), touched, work))
 
     return moved
 
@@ -49,7 +49,7 @@ def grouped_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=No
         reference=lambda x, pairs, offsets, gate_up, out: dict(
             out=activated_reference(x[pairs // chosen], experts_of(offsets), numbers_of(gate_up, form).reshape(experts, -1, hidden))
         ),
-        moved=moved_by_grouped("x", "gate_up", "out", 2 * inner, hidden, inner, dtype, tiling, form),
+        moved=moved_by_grouped("x", 2 * inner, hidden, inner, dtype, tiling, form),
         indices=("pairs", "offsets", "scales"),
         slack=ROUNDED_WEIGHT if form else None,
     )
@@ -75,13 +75,13 @@ def grouped_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, t
         arrays,
         call=calls(grouped_down, tiling=tiling),
         reference=reference,
-        moved=moved_by_grouped("activated", "down", "out", hidden, hidden, inner, dtype, tiling, form),
+        moved=moved_by_grouped("activated", hidden, hidden, inner, dtype, tiling, form),
         indices=("pairs", "offsets", "scales"),
         slack=ROUNDED_WEIGHT if form else None,
     )
 
 
-def moved_by_wgmma(weight, out, rows, k, dtype, tiling):
+def moved_by_wgmma(rows, k, dtype, tiling):
     """moved_by_grouped for the kernel on Hopper, which divides an expert's pairs evenly among tiles and loads x by TMA."""
 
     def moved(pairs, offsets, **arrays):
@@ -95,7 +95,7 @@ def moved_by_wgmma(weight, out, rows, k, dtype, tiling):
         asked = dict(x_map=rows // tiling.rows * loaded * k * b, weight_map=len(tiles) * rows * k * b)
         touched = dict(x_map=len(pairs) * k * b, weight_map=np.count_nonzero(np.diff(offsets)) * rows * k * b)
         work = 2 * multiplied * rows * k
-        return dict(grouped_wgmma_kernel=Moved(asked | dict(out=len(pairs) * arrays[out].shape[1] * b), touched, work))
+        return dict(grouped_wgmma_kernel=Moved(asked | dict(out=len(pairs) * arrays["out"].shape[1] * b), touched, work))
 
     return moved
 
@@ -114,7 +114,7 @@ def wgmma_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None
         arrays=arrays,
         call=calls(wgmma_gate_up, tiling=tiling),
         reference=lambda pairs, **arrays: given.reference(pairs=np.arange(len(pairs)) * chosen, **arrays),
-        moved=moved_by_wgmma("gate_up", "out", 2 * inner, hidden, dtype, tiling),
+        moved=moved_by_wgmma(2 * inner, hidden, dtype, tiling),
     )
 
 
@@ -122,5 +122,5 @@ def wgmma_up(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None
 def wgmma_projection(tokens, experts, chosen, hidden, inner, dtype=BFLOAT16, tiling=None):
     """Down of each expert's tokens, on Hopper."""
     given = grouped_projection(tokens, experts, chosen, hidden, inner, dtype)
-    moved = moved_by_wgmma("down", "out", hidden, inner, dtype, tiling)
+    moved = moved_by_wgmma(hidden, inner, dtype, tiling)
     return replace(given, call=calls(wgmma_down, tiling=tiling), moved=moved)

@@ -33,9 +33,3 @@ def to_device(state: SlotState, device) -> SlotState:
     for name, array in wide.items():
         setattr(copied.sampling, name, array)
     return copied
-
-
-def assert_same_state(found: SlotState, expected: SlotState, device) -> None:
-    """The words and the counts of two states, bit for bit."""
-    np.testing.assert_array_equal(device.host(found.words), expected.words)
-    np.testing.assert_array_equal(device.host(found.sampling.output_counts), expected.sampling.output_counts)

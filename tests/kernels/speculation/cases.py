@@ -25,9 +25,3 @@ def batch_of(lengths, columns=6, array=np.array, more=2):
 def drafts_to_device(drafts: DraftState, device) -> DraftState:
     """A copy on the device."""
     return DraftState(device.array(drafts.drafts), device.array(drafts.token_history))
-
-
-def assert_same_drafts(found: DraftState, expected: DraftState, device) -> None:
-    """Bit for bit."""
-    np.testing.assert_array_equal(device.host(found.drafts), expected.drafts)
-    np.testing.assert_array_equal(device.host(found.token_history), expected.token_history)
