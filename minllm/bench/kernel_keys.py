@@ -49,7 +49,7 @@ OF_A_VARIANT = {
     "verification attention": "attention", "splits": "attention", "all-reduce": "all_reduce", "experts": "experts",
 }  # fmt: skip
 OF_A_STAGE = {"embedding": "embedding", "normalization": "normalization", "rope": "rope", "activation": "activation", "kv": "kv",
-              "sampling": "sampling", "cache": "matmul/gemv"}  # fmt: skip
+              "sampling": "sampling", "cache": "matmul/gemv", "shared contexts": "attention/shared_context"}  # fmt: skip
 # Kernels for a quantised cache or quantised weights, besides those with "quantized" in their names or modules.
 OF_CODES = ("kv/quantize_groups", "kv/move_window", "attention/residual_window")
 # Benchmark "matmul, quantised", whose case ends with a format: {variant: {format: its room in matmul/}}.
@@ -73,8 +73,8 @@ NOT_RECORDED = (
     "minllm.kernels.slots.local_blocks",
 )  # fmt: skip
 EXPERTS, MODELS_OF_EXPERTS = "minllm.kernels.experts", ("qwen3-30b-a3b",)  # the kernels, and the shapes whose steps launch them
-# for structured outputs, rows that are not aligned, and Gemma 2
-OF_NO_ROW = ("sampling/mask_logits", "matmul/vectorized_elements", "attention/soft_capped")
+# for structured outputs, rows that are not aligned, Gemma 2, and ranks that share contexts
+OF_NO_ROW = ("sampling/mask_logits", "matmul/vectorized_elements", "attention/soft_capped", "attention/shared_context")
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",

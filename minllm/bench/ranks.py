@@ -81,7 +81,7 @@ def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work
     """
     check_model(model)
     work.check()
-    out = console(json_file)
+    out, to_stdout = console(json_file), str(json_file) == "-"
     rows: list[Row] = []
     alone: dict[str, float] = {}
     out.print(LINE.format("what", "split", "measured", "predicted", "floor", "times the first"))
@@ -95,7 +95,10 @@ def run(model: str, options: dict[str, Any], splits: Sequence[Split], work: Work
                 times = ["" if one is None else f"{one:,.2f} {row.unit}" for one in (row.value, row.peer_value, row.limit)]
                 out.print(LINE.format(row.case.removeprefix(f"{model}, "), row.variant, *times, f"{speedup:.2f}"))
                 rows.append(row)
-    write_rows(json_file, device, {}, rows)
+                if not to_stdout:  # what is measured is kept, whatever becomes of later splits
+                    write_rows(json_file, device, {}, rows)
+    if to_stdout:
+        write_rows(json_file, device, {}, rows)
 
 
 def measured(llm: LLM, model: str, split: Split, work: Work, device: str, quantization: str | None = None) -> Iterator[Row]:

@@ -59,6 +59,9 @@ def command_of(row: Row) -> Command:
         return Command("minllm bench kernels", (("only", stage), *against(row)))
     if benchmark == "all-reduce":
         return Command("minllm bench all-reduce", (*found(row, gpus=r"(\d+) GPUs"), *against(row)))
+    if benchmark == "shared contexts":
+        sizes = found(row, batch=r"batch (\d+)", context=r"context (\d+)")
+        return Command("minllm bench ranks", (("context-parallel", row["variant"].split()[0]), *sizes))
     name = "serve" if benchmark.startswith("serving") else OF_A_MODEL.get(benchmark)
     if name is None:
         raise ValueError(f"no command is known for the benchmark {benchmark!r}: add it to {__name__}")

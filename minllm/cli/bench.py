@@ -117,22 +117,32 @@ def bench_ranks(
     tensor_parallel_size: Annotated[
         list[int] | None, typer.Option(min=1, help="GPUs per stage; default 1 and 2. May be repeated.", show_default=False)
     ] = None,
-    pipeline_parallel_size: Annotated[int, typer.Option(min=1, help="Stages of every split.")] = 1,
+    pipeline_parallel_size: Annotated[
+        list[int] | None, typer.Option(min=1, help="Stages; default 1. May be repeated.", show_default=False)
+    ] = None,
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Sequences decoded together; default 1 and 64. May be repeated.", show_default=False)
     ] = None,
     context: Annotated[int, typer.Option(min=65, help="Keys that a decoded token sees.")] = 1024,
     prompt: Annotated[int, typer.Option(min=0, help="Tokens of the prefill; 0 leaves it out.")] = 2048,
     throughput: Annotated[bool, typer.Option("--throughput", help="Also serve nano-vllm's list of 256 requests.")] = False,
+    context_parallel: Annotated[
+        int, typer.Option(min=1, help="Above 1: only decode attention, of one GPU and of as many that share contexts.")
+    ] = 1,
     json_file: JsonOption = None,
     **options: Any,
 ) -> None:
     """One GPU and several: decode steps, a prompt and a list of requests, beside what plan predicts."""
     with user_errors():
         from minllm.bench import ranks as benchmark
+        from minllm.bench import shared_contexts
 
-        splits = [benchmark.Split(size, pipeline_parallel_size) for size in tensor_parallel_size or (1, 2)]
-        benchmark.run(model, engine_options(options), splits, benchmark.Work(batch or (1, 64), context, prompt, throughput), json_file)
+        given = engine_options(options)
+        if context_parallel > 1:
+            shared_contexts.run(context_parallel, given, shared_contexts.Work(batch or (1, 16, 64), context), json_file)
+            return
+        splits = [benchmark.Split(size, stages) for stages in pipeline_parallel_size or (1,) for size in tensor_parallel_size or (1, 2)]
+        benchmark.run(model, given, splits, benchmark.Work(batch or (1, 64), context, prompt, throughput), json_file)
 
 
 @bench_app.command("report")

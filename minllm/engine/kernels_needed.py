@@ -29,7 +29,7 @@ from minllm.models.model import Model, make_rope_tables
 from minllm.models.weights import WeightReader
 from minllm.ops.batch import AttentionConfig
 from minllm.ops.dry_run_ops import DryRun, DryRunOps
-from minllm.parallel.dry_run_ranks import DryRunRankOps, Split
+from minllm.parallel.dry_run_ranks import DryRunContextOps, DryRunRankOps, Split
 from minllm.parallel.split_weights import SplitEmbedding, attention_of_rank
 from minllm.runtime.device import Device
 from minllm.runtime.dry_run import DryRunPages, Signature, dry_run, signatures
@@ -162,8 +162,10 @@ def run(runner: ModelRunner, chunks: list[NewTokens], kind: SamplingKind = Sampl
 
 def dry_ops(shape: EngineShape) -> DryRun:
     """The operations of the engine, or of one of its ranks."""
-    dtype, variants = str(shape.cache.dtype), shape.kernel_variants
-    return DryRunOps(dtype, variants) if shape.split is None else DryRunRankOps(dtype, variants, shape.split)
+    given = str(shape.cache.dtype), shape.kernel_variants
+    if shape.split is None:
+        return DryRunOps(*given)
+    return DryRunRankOps(*given, shape.split) if shape.cache.context_ranks == 1 else DryRunContextOps(*given, shape.split, shape.cache)
 
 
 def dry_model(ops: DryRun, shape: EngineShape) -> Model:

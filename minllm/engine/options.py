@@ -131,7 +131,7 @@ class EngineOptions:
         ),
     )  # fmt: skip
     """Number of tensor ranks that share each context of a KV head which all of them hold: each caches a part of its tokens
-    (parallel/context_parallel.py); on a CPU so far."""
+    (parallel/context_parallel.py)."""
 
     distributed_executor_backend: str | None = option(None, none_or(one_of(*EXECUTOR_BACKENDS)))
     """Who starts the ranks: None or "mp", this LLM, on one host; "external_launcher", torchrun, mpirun or srun, on one host or on several:

@@ -12,15 +12,14 @@ of any context. A table, its blocks and the scheduler that assigns them are the 
                       each rank's state (m, l, o) of all heads over its share; all-gather; merge              [T, N * heads, head_dim + 2]
 
 States are merged as for the splits of a long context on one GPU (kernels/attention/common/online_softmax.py), in the order of ranks, so a
-merged state has the same bits on every rank. The projections before and after stay tensor-parallel. Name: vLLM's
-decode_context_parallel_size.
+merged state has the same bits on every rank. The projections before and after stay tensor-parallel. cuda_context_parallel.py does the same
+on GPUs. Name: vLLM's decode_context_parallel_size.
 
 Source: Ye et al. 2025, "FlashInfer", section 2.2 (states); Liu et al. 2023, "Ring Attention", for the same sums around a ring.
 """
 
 from dataclasses import replace
 from functools import reduce
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,31 +27,13 @@ from minllm.costs.parallel import copies_of_a_kv_head
 from minllm.errors import InvalidOptionError
 from minllm.kernels.attention.common.online_softmax import merge_reference, state_reference
 from minllm.kernels.attention.reference import QUERY_CHUNK, gather_context
+from minllm.kernels.attention.shared_context.share import ContextShare
 from minllm.models.config import ModelConfig
 from minllm.ops.batch import AttentionConfig, Batch, LayerCache
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.pipeline import PipelineNumpyOps
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
 from minllm.runtime.array_protocol import Array
-
-
-class ContextShare(NamedTuple):
-    """The share of rank `rank` of `ranks`: `block_size` tokens of each entry of a block table."""
-
-    rank: int
-    ranks: int
-    block_size: int
-
-    def slots(self, slots: np.ndarray) -> np.ndarray:
-        """The rank's slots, from slots of whole entries (block * ranks * block_size + offset); -1 for other ranks' tokens."""
-        block, offset = np.divmod(slots, self.ranks * self.block_size)
-        own = (slots >= 0) & (offset // self.block_size == self.rank)
-        return np.where(own, block * self.block_size + offset % self.block_size, -1).astype(slots.dtype)
-
-    def lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """How many of the first `lengths` tokens of a context are on this rank."""
-        entries, rest = np.divmod(lengths, self.ranks * self.block_size)
-        return entries * self.block_size + np.clip(rest - self.rank * self.block_size, 0, self.block_size)
 
 
 class ContextParallelNumpy:

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 from numpy.typing import DTypeLike
 
+from minllm.cache.kv_cache import CacheShape
 from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
 from minllm.kernels.all_reduce.peers import Peers, allocate
 from minllm.models.config import ModelConfig
 from minllm.ops.dry_run_ops import DryRun
+from minllm.parallel.cuda_context_parallel import ContextParallelCuda
 from minllm.parallel.cuda_ranks import TensorParallelCudaOps
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator
@@ -54,3 +56,12 @@ class DryRunRankOps(DryRun, TensorParallelCudaOps):
         memories = [allocate(split.ranks, most, lambda size, dtype: self.zeros((size,), dtype), of_inbox) for _ in range(split.ranks)]
         peers = Peers(split.rank, tuple(memories))
         self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch(self.stream))
+
+
+class DryRunContextOps(ContextParallelCuda, DryRunRankOps):
+    """ContextParallelCudaOps of a rank on the assumed GPU."""
+
+    def __init__(self, dtype: DTypeLike, kernel_variants: Mapping[str, Any] | None, split: Split, cache: CacheShape):
+        super().__init__(dtype, kernel_variants, split)
+        ranks = cache.context_ranks
+        self.share_contexts(SilentLibrary(split._replace(rank=split.rank % ranks, ranks=ranks)), cache.block_size)

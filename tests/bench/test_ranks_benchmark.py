@@ -5,7 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from minllm.bench.kernel_keys import key_of
 from minllm.bench.ranks import Planned, Split, Work
+from minllm.bench.row_command import command_of
 from minllm.cli.app import app
 from minllm.errors import InvalidOptionError
 from minllm.models.shapes import named_config
@@ -22,6 +24,21 @@ def test_every_split_is_measured(tmp_path, forked_python):
         (split, case) for split in ("1 tensor rank", "2 tensor ranks") for case in ("batch 3, context 70", "prompt of 20")
     ]
     assert all(row["value"] > 0 for row in rows)
+
+
+def test_decode_attention_of_ranks_that_share_contexts(tmp_path):
+    record = tmp_path / "record.json"
+    command = ["bench", "ranks", "--context-parallel", "2", "--device", "cpu", "--context", "70", "--batch", "1", "--batch", "2"]
+    result = CliRunner().invoke(app, [*command, "--json", str(record)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(record.read_text())["rows"]
+    assert [(row["variant"], row["case"].split("batch ")[1]) for row in rows] == [
+        (ranks, case) for ranks in ("1 rank", "2 ranks") for case in ("1, context 70", "2, context 70")
+    ]
+    assert str(command_of(rows[2])) == "minllm bench ranks --context-parallel 2 --batch 1 --context 70"
+    assert key_of("shared contexts", "2 ranks") and all(row["value"] > 0 for row in rows)
+    wrong = CliRunner().invoke(app, ["bench", "ranks", "--context-parallel", "3", "--device", "cpu"])
+    assert wrong.exit_code == 1 and "take a divisor of the 32 query heads" in wrong.output
 
 
 def test_floors_are_those_of_plan():

@@ -25,6 +25,7 @@ from minllm.kernels.all_reduce.peers import Peers, allocate
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config_reader import read_model_config
 from minllm.ops.cuda_ops import CudaOps
+from minllm.parallel.cuda_context_parallel import ContextParallelCuda
 from minllm.parallel.cuda_ranks import TensorParallelCudaOps
 from minllm.parallel.dry_run_ranks import DryRunRankOps, SilentLibrary, Split
 from minllm.parallel.peer_communicator import PeerCommunicator
@@ -37,6 +38,7 @@ from minllm.runtime.dry_run import dry_run, signatures
 from minllm.runtime.host_pages import HostPages
 from minllm.runtime.memory import DeviceMemory
 from tests.engine.models import model_directory
+from tests.engine.ranks.models import save_model_of_one_kv_head
 from tests.runtime.h200 import H200
 from tests.runtime.host_memory import HostMemory
 from tests.weights.sign_and_scale import SIGN_AND_SCALE
@@ -113,13 +115,21 @@ class HostGpuRankOps(TensorParallelCudaOps):
             self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch())
 
 
+class HostGpuContextOps(ContextParallelCuda, HostGpuRankOps):
+    """The same of a rank that shares contexts."""
+
+
 class OneRank(RankShare):
     """The share of one rank, without the others."""
 
     runner = RankRunner
 
     def make_ops(self, device, dtype, options, config):
-        return HostGpuRankOps(dtype, options.kernel_variants, self.grid, config)
+        kind = HostGpuRankOps if self.context_ranks == 1 else HostGpuContextOps
+        return kind(dtype, options.kernel_variants, self.grid, config)
+
+    def context_communicator(self, ops):
+        return ops.communicator.library
 
     def agreed(self, budget, device, options):
         return budget
@@ -144,6 +154,7 @@ def on_gpu(monkeypatch):
     [
         ("llama3", dict()),
         ("llama3", dict(tensor_parallel_size=2)),
+        ("one_kv_head", dict(tensor_parallel_size=2, decode_context_parallel_size=2, load_format="dummy")),
         ("gpt2", dict(tensor_parallel_size=2, kernel_variants={"all_reduce": "by_size"})),
         ("llama3", dict(dtype="float32")),
         ("llama3", dict(kernel_variants={"matmul": "tiled", "attention": "flash_attention_1"})),
@@ -157,11 +168,12 @@ def on_gpu(monkeypatch):
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
-def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatch):
+def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatch, tmp_path):
     found = {}
     monkeypatch.setattr(compile_ahead, "keys_of", lambda *given: found.update(keys_of(*given)) or found)
     usual = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=12, max_num_batched_tokens=40, max_model_len=64)
-    with LLM(model_directory(family), **usual | options) as llm:
+    model = save_model_of_one_kv_head(tmp_path) if family == "one_kv_head" else model_directory(family)
+    with LLM(model, **usual | options) as llm:
         for params in (SamplingParams(max_tokens=2, temperature=0.0), SamplingParams(max_tokens=2)):
             for length in range(1, 60):
                 llm.generate([[0] * length], params)

@@ -16,6 +16,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from minllm import LLM
+from minllm.cache.kv_cache import CacheShape
 from minllm.engine.build import precompile
 from minllm.engine.build.engine import load_engine
 from minllm.engine.kernels_needed import EngineShape
@@ -129,6 +130,10 @@ class LoneShare(RankShare):
         """Operations that connect to nobody."""
         split, variants = self.split(config), options.kernel_variants
         return DryRunOps(dtype, variants) if split is None else DryRunRankOps(dtype, variants, split)
+
+    def shared(self, shape: CacheShape, ops: Any) -> CacheShape:
+        """The shape of the cache; the operations have no contexts to share."""
+        return replace(shape, context_ranks=self.context_ranks)
 
     def agreed(self, budget: Any, *_: Any) -> Any:
         """The rank's own budget."""

@@ -18,7 +18,7 @@ from minllm.runtime.device import device_names
 from tests.engine.models import model_directory
 from tests.engine.ranks.launched_program import GREEDY, OPTIONS
 from tests.engine.ranks.launched_program import PROMPTS as LAUNCHED_PROMPTS
-from tests.engine.ranks.models import save_model_of_eight_heads
+from tests.engine.ranks.models import save_model_of_eight_heads, save_model_of_one_kv_head
 from tests.engine.ranks.test_launched import launch
 
 pytestmark = [
@@ -80,6 +80,26 @@ def test_tokens_of_two_hundred_prompts_are_those_of_one_gpu(count, tmp_path):
         ranks.engine.processes.send(STATE)
         for words in ranks.engine.processes.replies():
             np.testing.assert_array_equal(words, ranks.engine.ops.to_host(ranks.engine.runner.slots.state.words))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("count", "context"), [(2, 2), (4, 4), (4, 2)])
+def test_ranks_that_share_contexts_agree_with_one_gpu(count, context, dtype, tmp_path):
+    """Prompts in chunks, steps of all sizes, in graphs; in bfloat16 outputs are rounded before they are merged."""
+    if count > len(device_names()):
+        pytest.skip(f"there are fewer than {count} GPUs")
+    given = options(dtype) | dict(load_format="dummy")
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    with LLM(save_model_of_one_kv_head(tmp_path), **given) as alone:
+        wanted, scores = [one.outputs[0].token_ids for one in alone.generate(PROMPTS, params)], alone.logits(PROMPTS[1])
+    with LLM(tmp_path, **given, tensor_parallel_size=count, decode_context_parallel_size=context) as ranks:
+        assert ranks.engine.runner.graph_counts()["num_graphs"] > 0
+        found, logits = [one.outputs[0].token_ids for one in ranks.generate(PROMPTS, params)], ranks.logits(PROMPTS[1])
+        ranks.engine.processes.send(STATE)
+        for words in ranks.engine.processes.replies():
+            np.testing.assert_array_equal(words, ranks.engine.ops.to_host(ranks.engine.runner.slots.state.words))
+    assert np.linalg.norm(logits - scores) < (1e-5 if dtype == "float32" else 0.03) * np.linalg.norm(scores)
+    assert found == wanted or dtype == "bfloat16"
 
 
 def test_logits_in_bfloat16_agree(directory):

@@ -1,6 +1,5 @@
 """Contexts that ranks share: which token is where, the states that merge, and the engine against one process that has all."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -17,24 +16,20 @@ from minllm.engine.running.batch_arrays import NewTokens, build_batch
 from minllm.errors import InvalidOptionError
 from minllm.kernels.attention.common.online_softmax import merge_reference
 from minllm.kernels.attention.reference import attention_reference
-from minllm.parallel.context_parallel import ContextShare, check_context_ranks, state_of_share
-from tests.engine.models import byte_level_tokenizer, model_directory
-from tests.models.random_models import VOCAB_SIZE
+from minllm.kernels.attention.shared_context.share import ContextShare
+from minllm.parallel.context_parallel import check_context_ranks, state_of_share
+from tests.engine.models import model_directory
+from tests.engine.ranks.models import ONE_KV_HEAD, save_model_of_one_kv_head
 from tests.parallel.in_threads import in_threads
 
 RANKS, BLOCK_SIZE = 2, 4
-SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=16)
 OPTIONS = dict(device="cpu", load_format="dummy", dtype="float32", max_model_len=96, max_num_seqs=4, max_num_batched_tokens=24)
 PROMPTS = [[5, 6, 7], [11] * 40, [2, 3], [900, 17, 17, 17, 55], [7, 8, 9] * 9]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A random Llama of four query heads and one KV head."""
-    directory = tmp_path_factory.mktemp("one-kv-head")
-    (directory / "config.json").write_text(json.dumps(dict(model_type="llama", vocab_size=VOCAB_SIZE, **SIZES)))
-    byte_level_tokenizer().save(str(directory / "tokenizer.json"))
-    return directory
+    return save_model_of_one_kv_head(tmp_path_factory.mktemp("one-kv-head"))
 
 
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 60), st.data())
@@ -104,7 +99,7 @@ def test_tokens_are_those_of_one_process_whatever_the_scheduler_does(directory, 
         "several": SamplingParams(temperature=1.0, n=3, seed=9, max_tokens=6),
     }
     options = dict(OPTIONS, enable_prefix_caching=True, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
-    bytes_per_token = 2 * SIZES["num_hidden_layers"] * SIZES["head_dim"] * 4
+    bytes_per_token = 2 * ONE_KV_HEAD["num_hidden_layers"] * ONE_KV_HEAD["head_dim"] * 4
     memory = dict(kv_cache_memory_bytes=96 * bytes_per_token)  # one sequence at its longest, so that several are preempted
     of_ranks = dict(kv_cache_memory_bytes=48 * bytes_per_token, tensor_parallel_size=RANKS, decode_context_parallel_size=RANKS)
     with (

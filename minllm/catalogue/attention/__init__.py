@@ -1,11 +1,11 @@
 """The launches of attention, a module a group of families."""
 
-from minllm.catalogue.attention import benchmarks, caps, codes, merge, prompts, rungs, splits, steps, trees, variants, windows
+from minllm.catalogue.attention import benchmarks, caps, codes, merge, prompts, rungs, shared, splits, steps, trees, variants, windows
 from minllm.catalogue.attention.paged import attention
 from minllm.catalogue.launch import MachineCode
 from minllm.kernels.attention import VARIANTS
 
-FAMILIES = (rungs, prompts, splits, steps, codes, windows, trees, caps, merge, variants, benchmarks)
+FAMILIES = (rungs, prompts, splits, steps, codes, windows, trees, caps, merge, shared, variants, benchmarks)
 
 
 def of_families(kind):

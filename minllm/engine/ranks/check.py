@@ -42,14 +42,13 @@ def check_split(options: EngineOptions, gpus_here: int | None = None) -> None:
     shard(config, tensor)
     if options.decode_context_parallel_size > 1:
         check_context_ranks(config, tensor, options.decode_context_parallel_size)
-        check_shared_contexts(options, device)
+        check_shared_contexts(options)
     check_stages(config.num_hidden_layers, pipeline)
 
 
-def check_shared_contexts(options: EngineOptions, device: str) -> None:
+def check_shared_contexts(options: EngineOptions) -> None:
     """Raise InvalidOptionError for options that are not implemented for ranks that share contexts."""
     refused = {
-        'device="cuda"': (device == "cuda", 'it runs with device="cpu" so far'),
         f"kv_cache_policy={options.kv_cache_policy!r}": (options.kv_cache_policy != "paged", 'take "paged"'),
         f"kv_cache_dtype={options.kv_cache_dtype!r}": (options.kv_cache_dtype != "auto", 'take "auto"'),
         "speculative_config with a draft model": (

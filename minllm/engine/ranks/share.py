@@ -17,8 +17,11 @@ from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
 from minllm.models.config import ModelConfig
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.context_parallel import ContextParallelNumpyOps, ContextParallelPipelineNumpyOps
+from minllm.parallel.cuda_context_parallel import ContextParallelCudaOps, ContextParallelPipelineCudaOps
+from minllm.parallel.cuda_ranks import PipelineCudaOps, TensorParallelCudaOps
 from minllm.parallel.dry_run_ranks import Split
 from minllm.parallel.grid import Grid
+from minllm.parallel.nccl import NcclCommunicator
 from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.peer_memory import connect_peers, gpu_machine
 from minllm.parallel.pipeline import PipelineNumpyOps
@@ -26,6 +29,16 @@ from minllm.parallel.processes import Rank
 from minllm.parallel.sockets import SocketCommunicator
 from minllm.parallel.split_weights import SplitReader
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
+
+# the class of a rank's operations: {(whether there are several stages, whether ranks share contexts): class}
+NUMPY_OPS = {
+    (False, False): TensorParallelNumpyOps, (False, True): ContextParallelNumpyOps,
+    (True, False): PipelineNumpyOps, (True, True): ContextParallelPipelineNumpyOps,
+}  # fmt: skip
+CUDA_OPS = {
+    (False, False): TensorParallelCudaOps, (False, True): ContextParallelCudaOps,
+    (True, False): PipelineCudaOps, (True, True): ContextParallelPipelineCudaOps,
+}  # fmt: skip
 
 
 class RankShare:
@@ -57,44 +70,49 @@ class RankShare:
         """The rank's operations with their communicators. config: the whole model's."""
         if device == "cuda":
             return self._cuda_ops(dtype, options, config)
-        shares = self.context_ranks > 1
+        kind: Any = NUMPY_OPS[self.grid.pipeline > 1, self.context_ranks > 1]
         if self.grid.pipeline == 1:
-            of_ranks = ContextParallelNumpyOps if shares else TensorParallelNumpyOps
-            return of_ranks(dtype, self.rank.host, config.vocab_size)
-        of_stages = ContextParallelPipelineNumpyOps if shares else PipelineNumpyOps
-        return of_stages(dtype, self.grid, self.rank.host, self.stage_host, config.vocab_size, config.hidden_size)
+            return kind(dtype, self.rank.host, config.vocab_size)
+        return kind(dtype, self.grid, self.rank.host, self.stage_host, config.vocab_size, config.hidden_size)
 
     def shared(self, shape: CacheShape, ops: Any) -> CacheShape:
         """The shape of the cache, adapted if ranks share contexts."""
         if self.context_ranks == 1:
             return shape
-        first = self.grid.tensor_rank // self.context_ranks * self.context_ranks
-        whole = self.context_ranks == self.grid.tensor
-        ops.share_contexts(self.stage_host if whole else self.stage_host.group(range(first, first + self.context_ranks)), shape.block_size)
+        ops.share_contexts(self.context_communicator(ops), shape.block_size)
         return replace(shape, context_ranks=self.context_ranks)
+
+    def context_communicator(self, ops: Any) -> Communicator:
+        """The communicator of the ranks that share contexts with this one: on GPUs the stage's, or one more of NCCL."""
+        on_gpu, first = isinstance(ops, TensorParallelCudaOps), self.grid.tensor_rank // self.context_ranks * self.context_ranks
+        if self.context_ranks == self.grid.tensor:
+            return ops.communicator if on_gpu else self.stage_host
+        host = self.stage_host.group(range(first, first + self.context_ranks))
+        return self._linked(ops, host) if on_gpu else host
 
     def _cuda_ops(self, dtype: str, options: EngineOptions, config: ModelConfig) -> Any:
         """The operations on the rank's GPU, with NCCL as the communicator."""
-        from minllm.parallel.cuda_ranks import PipelineCudaOps, TensorParallelCudaOps
-        from minllm.parallel.nccl import NcclCommunicator
         from minllm.runtime.device import current_device, use_device
 
         use_device(self.rank.gpu)
         current_device()
         made = dict(kernel_variants=options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
-        kind = TensorParallelCudaOps if self.grid.pipeline == 1 else PipelineCudaOps
-        ops = kind(dtype, self.grid, config.vocab_size, config.hidden_size, **made)
-        ops.communicator = ops.world = NcclCommunicator.connect(self.rank.host, ops.stream)
-        ops.links.append(ops.world)
-        if self.grid.pipeline > 1:
-            ops.communicator = NcclCommunicator.connect(self.stage_host, ops.stream)
-            ops.links.append(ops.communicator)
-        self.rank.at_failure[:0] = [link.abort for link in ops.links]
+        ops = CUDA_OPS[self.grid.pipeline > 1, self.context_ranks > 1](dtype, self.grid, config.vocab_size, config.hidden_size, **made)
         self.rank.at_failure.extend([current_device, ops.finish])  # then nothing waits for a peer any more
+        ops.communicator = ops.world = self._linked(ops, self.rank.host)
+        if self.grid.pipeline > 1:
+            ops.communicator = self._linked(ops, self.stage_host)
         name = ops.variants.get("all_reduce", DEFAULT)
         if self.grid.tensor > 1 and name != LIBRARY:
             ops.communicator = self._with_peers(ops.communicator, name, ops.stream)
         return ops
+
+    def _linked(self, ops: Any, host: Communicator) -> NcclCommunicator:
+        """A communicator of NCCL between the GPUs of the ranks of `host`, which ends with the rank."""
+        link = NcclCommunicator.connect(host, ops.stream)
+        ops.links.append(link)
+        self.rank.at_failure.insert(0, link.abort)
+        return link
 
     @functools.cached_property
     def stage_host(self) -> SocketCommunicator:

@@ -16,10 +16,11 @@ from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.kernels.attention.common.window_keys import ALL, RECENT, check_window
+from minllm.kernels.attention.common.window_keys import ALL, RECENT, check_window, make_row_keys
 from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.kernel import Source
 from minllm.kernels.attention.flash_attention_2.tensor_core import make_tensor_core_parts, query_in_registers, warp_tiles
+from minllm.kernels.attention.shared_context.share import shared_keys
 from minllm.ptx import cp_async_commit_group, cp_async_wait_group_0
 from minllm.runtime.device import AMPERE, SIMULATED_SMS, capability_here, current_device
 from minllm.runtime.kernel import check, launch
@@ -104,39 +105,44 @@ def make_source(tiles, block_size):
 
 
 @functools.cache
-def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps, residual_window=0):
+def make_kernel(dtype, head_dim, block_size, query_tile, key_tile, warps, residual_window=0, share=None):
     """(kernel, threads, shared bytes) for 16-bit `dtype`; query_tile is a multiple of 16 * warps, key_tile of 16.
 
-    residual_window: 0, or a residual window (window_keys.py), of which this kernel reads the recent keys.
+    residual_window: 0, or a residual window (window_keys.py), of which this kernel reads the recent keys. share: a ContextShare, of whose
+    keys rows read those up to their own; None: the cache has all keys.
     """
+    row_keys = shared_keys(share) if share else make_row_keys(RECENT if residual_window else ALL, residual_window)
     tiles = warp_tiles(head_dim, query_tile, key_tile, warps)
     parts = make_tensor_core_parts(tiles, dtype, dtype)
-    made = kernel.make_kernel(tiles, make_source(tiles, block_size), *parts, RECENT if residual_window else ALL, residual_window)
+    made = kernel.make_kernel(tiles, make_source(tiles, block_size), *parts, row_keys)
     return made, tiles.threads, tiles.shared_bytes
 
 
 def attention(
     query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
-    workspace=None, stream=None, tiles=None, residual_window=0, lse=None,
+    workspace=None, stream=None, tiles=None, residual_window=0, lse=None, share=None,
 ):  # fmt: skip
     """Causal attention of new tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
     tiles: (query rows, keys, warps) of a block, for float32 as float32.tiles_for returns them; the default suits the head_dim.
     residual_window: if not 0, rows see only their recent keys (window_keys.py). lse: float32 [tokens, heads], receives the log-sum-exp of
-    every row (merge_states.py). float32 supports neither.
+    every row (merge_states.py). share: the ContextShare of the cache, if it has that of one of several ranks; context_lens are of whole
+    contexts. float32 supports no residual window.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check_window(residual_window)
     check_lse(sizes, lse)
     if dtype_name(query.dtype) == "float32":
-        check(residual_window == 0 and lse is None, "a residual window and the log-sum-exp need float16 or bfloat16 queries, not float32")
-        VARIANTS["flash_attention_2_float32"].attention(*inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles)
+        check(residual_window == 0, "a residual window needs float16 or bfloat16 queries, not float32")
+        VARIANTS["flash_attention_2_float32"].attention(
+            *inputs, scale, sliding_window, max_query_len, stream=stream, tiles=tiles, lse=lse, share=share
+        )
         return
     longest = query_len_bound(max_query_len, sizes)
     sm_count = SIMULATED_SMS if isinstance(query, np.ndarray) else current_device().sm_count
     tiles = tiles or tiles_for(sizes.head_dim, longest, sizes.heads, sizes.sequences, sm_count)
-    chosen, threads, shared_bytes = make_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, *tiles, residual_window)
+    chosen, threads, shared_bytes = make_kernel(dtype_name(query.dtype), sizes.head_dim, sizes.block_size, *tiles, residual_window, share)
     grid = (-(-longest // tiles[0]), sizes.heads, sizes.sequences)
     arguments = (query, key_cache, None, value_cache, None, out, lse, *inputs[4:], float(scale * LOG2_E), int(sliding_window))
     launch(chosen, grid, threads, arguments, stream, shared_bytes)

@@ -9,11 +9,12 @@ import functools
 from numba import cuda, float32, int32, int64
 
 from minllm.kernels.arguments import dtype_name
-from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, query_len_bound
+from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
 from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.float32_tiles import float32_tiles, make_float32_rows, make_matmuls, row_floats_of
 from minllm.kernels.attention.flash_attention_2.kernel import Source
+from minllm.kernels.attention.shared_context.share import shared_keys
 from minllm.machine.occupancy import MULTIPROCESSORS
 from minllm.ptx import load_float32, token_stride
 from minllm.runtime.device import block_shared_bytes_here
@@ -103,27 +104,29 @@ def make_source(tiles, block_size):
 
 
 @functools.cache
-def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, keys_each):
-    """(kernel, threads, shared bytes, query rows per tile)."""
+def make_kernel(head_dim, block_size, row_threads, column_threads, rows_each, keys_each, share=None):
+    """(kernel, threads, shared bytes, query rows per tile). share: as in flash_attention_2.make_kernel."""
     tiles = float32_tiles(head_dim, row_threads, column_threads, rows_each, keys_each)
     score_rows, out_rows = make_float32_rows(tiles.key_tile, column_threads), make_float32_rows(head_dim, column_threads)
-    made = kernel.make_kernel(tiles, make_source(tiles, block_size), make_matmuls(tiles), score_rows, out_rows)
+    parts = make_source(tiles, block_size), make_matmuls(tiles), score_rows, out_rows
+    made = kernel.make_kernel(tiles, *parts, shared_keys(share) if share else None)
     return made, tiles.threads, tiles.shared_bytes, tiles.query_tile
 
 
 def attention(
     query, key_cache, value_cache, out, query_start, context_lens, block_tables, scale, sliding_window=0, max_query_len=None,
-    workspace=None, stream=None, tiles=None,
+    workspace=None, stream=None, tiles=None, lse=None, share=None,
 ):  # fmt: skip
     """Causal attention of new float32 tokens over a paged cache, written into `out`; arguments as in kernels/attention/__init__.py.
 
-    tiles: as `tiles_for` returns them; the default suits the head_dim.
+    tiles: as `tiles_for` returns them; the default suits the head_dim. lse, share: as in flash_attention_2.attention.
     """
     inputs = (query, key_cache, value_cache, out, query_start, context_lens, block_tables)
     sizes = check_arguments(*inputs, scale, sliding_window, max_query_len)
     check(dtype_name(query.dtype) == "float32", f"flash_attention_2_float32 takes float32, not {query.dtype}: use flash_attention_2")
+    check_lse(sizes, lse)
     tiles = tiles or tiles_for(sizes.head_dim)
-    chosen, threads, shared_bytes, query_tile = make_kernel(sizes.head_dim, sizes.block_size, *tiles)
+    chosen, threads, shared_bytes, query_tile = make_kernel(sizes.head_dim, sizes.block_size, *tiles, share)
     grid = (-(-query_len_bound(max_query_len, sizes) // query_tile), sizes.heads, sizes.sequences)
-    arguments = (query, key_cache, None, value_cache, None, out, None, *inputs[4:], float(scale * LOG2_E), int(sliding_window))
+    arguments = (query, key_cache, None, value_cache, None, out, lse, *inputs[4:], float(scale * LOG2_E), int(sliding_window))
     launch(chosen, grid, threads, arguments, stream, shared_bytes)

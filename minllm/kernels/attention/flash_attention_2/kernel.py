@@ -27,7 +27,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.attention.common.online_softmax import MINUS_INFINITY, finite_or_zero, log_sum_exp, reciprocal_or_zero
 from minllm.kernels.attention.common.paged_cache import kv_head_of
-from minllm.kernels.attention.common.window_keys import ALL, make_row_keys
+from minllm.kernels.attention.common.window_keys import make_row_keys
 from minllm.ptx import ex2
 from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel
@@ -180,12 +180,12 @@ def make_softmax(tiles, score_rows, out_rows, row_keys):
     return Softmax(clear, mask, fold, store)
 
 
-def make_kernel(tiles, source, matmuls, score_rows, out_rows, part=ALL, residual_window=0):
-    """The kernel made of these parts. part, residual_window: which keys rows read (window_keys.py)."""
+def make_kernel(tiles, source, matmuls, score_rows, out_rows, row_keys=None):
+    """The kernel made of these parts. row_keys: the keys that rows read (window_keys.make_row_keys); None: all up to their own."""
     query_tile, key_tile, lanes, lane_rows, shared_type = tiles.query_tile, tiles.key_tile, tiles.lanes, tiles.lane_rows, tiles.shared_type
     query_words, score_count, out_count, row_count = tiles.query_words, tiles.score_count, tiles.out_count, tiles.row_count
     code_words, scale_words = source.code_words, source.scale_words
-    first_key_of, last_key_of = row_keys = make_row_keys(part, residual_window)
+    first_key_of, last_key_of = row_keys = row_keys or make_row_keys()
     softmax = make_softmax(tiles, score_rows, out_rows, row_keys)
 
     @kernel(launch_bounds=tiles.launch_bounds)

@@ -21,7 +21,7 @@ from numba import cuda, float32, int32
 from minllm.kernels.arguments import dtype_name
 from minllm.kernels.attention.common.arguments import LOG2_E, check_arguments, check_lse, query_len_bound
 from minllm.kernels.attention.common.paged_cache import make_lookup
-from minllm.kernels.attention.common.window_keys import ALL, CODES, check_window
+from minllm.kernels.attention.common.window_keys import ALL, CODES, check_window, make_row_keys
 from minllm.kernels.attention.flash_attention_2 import kernel
 from minllm.kernels.attention.flash_attention_2.channel_scales import make_channel_scales, scale_words_of
 from minllm.kernels.attention.flash_attention_2.kernel import Source
@@ -145,7 +145,7 @@ def make_kernel(dtype, kv_format, block_size, query_tile, key_tile, warps, resid
     """
     tiles = warp_tiles(kv_format.head_dim, query_tile, key_tile, warps)
     source, parts = make_source(tiles, dtype, kv_format, block_size), make_tensor_core_parts(tiles, "float16", dtype)
-    made = kernel.make_kernel(tiles, source, *parts, CODES if residual_window else ALL, residual_window)
+    made = kernel.make_kernel(tiles, source, *parts, make_row_keys(CODES if residual_window else ALL, residual_window))
     scale_bytes = 4 * scale_words_of(kv_format, key_tile) if kv_format.keys_by_channel else 0
     return made, tiles.threads, tiles.shared_bytes + scale_bytes
 
