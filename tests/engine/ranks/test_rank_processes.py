@@ -194,3 +194,17 @@ def test_an_error_while_loading_ends_all_ranks(directory, monkeypatch):
     with pytest.raises(Exception, match="No memory is left for the KV cache|kv_cache_memory_bytes"):
         LLM(directory, device="cpu", tensor_parallel_size=2, kv_cache_memory_bytes=16)
     assert all(child.returncode is not None for child in started[0].children)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(8, 1), (4, 2)])
+def test_eight_ranks_make_the_tokens_of_one_process(tensor, pipeline, directory):
+    """With eight tensor ranks each has one query head, and four hold each KV head."""
+    with (
+        LLM(directory, **OPTIONS) as alone,
+        LLM(directory, **OPTIONS, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline) as ranks,
+    ):
+        params = SamplingParams(temperature=0, max_tokens=4)
+        assert tokens_of(ranks.generate(PROMPTS[:3], params)) == tokens_of(alone.generate(PROMPTS[:3], params))
+        ranks.engine.processes.send(STATE)
+        for words in ranks.engine.processes.replies():
+            np.testing.assert_array_equal(words, ranks.engine.runner.slots.state.words)

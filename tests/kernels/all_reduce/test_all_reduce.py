@@ -36,7 +36,15 @@ def test_all_ranks_get_the_sum_at_odd_sizes(name, count, dtype):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_eight_ranks(name):
-    check_all_reduce(name, 136, BFLOAT16, SimulatedRanks(8, 4096))
+    """One vector, which two_shot gives to one rank; a chunk for each; and chunks of several vectors, the last one shorter."""
+    ranks = SimulatedRanks(8, 4096)
+    for seed, size in enumerate((8, 136, 520)):
+        check_all_reduce(name, size, BFLOAT16, ranks, seed)
+
+
+@pytest.mark.parametrize("algorithm", WITH_NORM)
+def test_the_norm_is_fused_on_eight_ranks(algorithm):
+    check_fused_norm(3, 264, BFLOAT16, SimulatedRanks(8, 2**14), algorithm)
 
 
 @settings(max_examples=8, deadline=None)
