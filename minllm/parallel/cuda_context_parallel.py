@@ -1,19 +1,23 @@
 """Context parallelism on GPUs: the operations of context_parallel.py as kernels, and two all-gathers per layer.
 
     normed_qkv   the cache is written at the rank's slots, which a kernel computes with the lengths of its shares, once per forward
-    attention    all-gather of the queries; attention over the share, with the log-sum-exp of every row: split_tensor_core for decode steps
-                 in 16 bits, else flash_attention_2; all-gather of outputs and log-sum-exps; merge_ranks
+    attention    gather_queries; attention over the share, with the log-sum-exp of every row: split_tensor_core for decode steps in 16 bits,
+                 else flash_attention_2; merge_of_peers
 
-Everything is launched on the rank's stream, so steps are captured as graphs. A rank's outputs are rounded to the cache's dtype before they
-are merged, as in merge_states.py.
+What is too large for the memory of peers, such as a long chunk of a prompt, and ranks without peers, take the library's all-gathers and the
+kernels join_parts and merge_ranks. Everything is launched on the rank's stream, so steps are captured as graphs. A rank's outputs are
+rounded to the cache's dtype before they are merged, as in merge_states.py.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from minllm.kernels.all_reduce.peers import Peers, RankLaunch
 from minllm.kernels.attention.common.workspace import make_workspace
+from minllm.kernels.attention.shared_context.exchange import gather_queries, merge_of_peers
 from minllm.kernels.attention.shared_context.merge_ranks import StateArrays, merge_ranks
 from minllm.kernels.attention.shared_context.share import ContextShare, share_of_rank
 from minllm.kernels.attention.variants import VARIANTS
@@ -21,6 +25,7 @@ from minllm.kernels.split_vocabulary.join import join_parts
 from minllm.ops.batch import AttentionConfig, Batch, LayerCache
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.cuda_ranks import PipelineCudaOps, TensorParallelCudaOps
+from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.runtime.array_protocol import Array
 
 
@@ -50,9 +55,11 @@ class ContextParallelCuda:
             self._states(queries, layer_cache, batch.prompts(), own.prompts(), scale, states.out, states.lse)
         else:
             self._states(queries, layer_cache, batch, own, scale, states.out, states.lse)
-        gathered, out = self.empty((self.share.ranks, *states.words.shape), np.float32), self.empty(query.shape, self.dtype)
-        self.context.all_gather(states.words, gathered)
-        merge_ranks(gathered, self.share.rank, out, self.stream)
+        out = self.empty(query.shape, self.dtype)
+        if not self._between_peers(lambda peers: merge_of_peers(states.out, states.lse, out, peers)):
+            gathered = self.empty((self.share.ranks, *states.words.shape), np.float32)
+            self.context.all_gather(states.words, gathered)
+            merge_ranks(gathered, self.share.rank, out, self.stream)
         return out.reshape(tokens, heads * head_dim)
 
     def logits(self, *arguments: Any, **options: Any) -> Any:
@@ -71,14 +78,18 @@ class ContextParallelCuda:
     def _queries_of_ranks(self, query: Array) -> Any:
         """The queries of all ranks' heads: [T, ranks * heads, head_dim]."""
         tokens, heads, head_dim = query.shape
+        out = self.empty((tokens, self.share.ranks * heads, head_dim), self.dtype)
+        if self._between_peers(lambda peers: gather_queries(query, out, peers)):
+            return out
         words = query.reshape(tokens, heads * head_dim).view(np.float32)  # join_parts copies bits
         gathered = self.empty((self.share.ranks, *words.shape), np.float32)
         self.context.all_gather(words, gathered)
-        if tokens > 1:
-            joined = self.empty((tokens, self.share.ranks * words.shape[1]), np.float32)
-            join_parts(gathered, joined, self.stream)
-            gathered = joined
-        return gathered.reshape(tokens, -1).view(self.dtype).reshape(tokens, self.share.ranks * heads, head_dim)
+        join_parts(gathered, out.reshape(tokens, -1).view(np.float32), self.stream)
+        return out
+
+    def _between_peers(self, make: Callable[[Peers], RankLaunch]) -> bool:
+        """Launch a kernel between the ranks; False if they have no common memory, or too little."""
+        return isinstance(self.context, PeerCommunicator) and self.context.launched(make)
 
     def _states(self, queries: Array, cache: LayerCache, whole: Batch, own: Batch, scale: float, out: Array, lse: Array) -> None:
         """Attention over the rank's share, and its log-sum-exps, of sequences that all decode, or of others. whole: with all keys."""

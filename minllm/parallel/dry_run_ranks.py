@@ -64,4 +64,5 @@ class DryRunContextOps(ContextParallelCuda, DryRunRankOps):
     def __init__(self, dtype: DTypeLike, kernel_variants: Mapping[str, Any] | None, split: Split, cache: CacheShape):
         super().__init__(dtype, kernel_variants, split)
         ranks = cache.context_ranks
-        self.share_contexts(SilentLibrary(split._replace(rank=split.rank % ranks, ranks=ranks)), cache.block_size)
+        alone = SilentLibrary(split._replace(rank=split.rank % ranks, ranks=ranks))
+        self.share_contexts(self.communicator if ranks == split.ranks else alone, cache.block_size)

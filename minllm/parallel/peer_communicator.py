@@ -76,11 +76,13 @@ class PeerCommunicator:
         rows, residual, out: [tokens, hidden]; weight: [hidden].
         """
         algorithm = chosen_with_norm(self.name, self.world_size, rows.nbytes)
-        if algorithm is None:
-            return False
+        return algorithm is not None and self.launched(lambda peers: fused_norm(rows, weight, out, epsilon, residual, peers, algorithm))
+
+    def launched(self, make: Callable[[Peers], RankLaunch]) -> bool:
+        """Launch make(peers); False, and nothing done, if it raises KernelArgumentError: arrays are unaligned, or the memory too small."""
         try:
-            found = fused_norm(rows, weight, out, epsilon, residual, self._waiting_peers(), algorithm)
-        except KernelArgumentError:  # rows that are unaligned or too long, or more bytes than the ranks' memory holds
+            found = make(self._waiting_peers())
+        except KernelArgumentError:
             return False
         self._launch(found)
         return True

@@ -129,7 +129,7 @@ class OneRank(RankShare):
         return kind(dtype, options.kernel_variants, self.grid, config)
 
     def context_communicator(self, ops):
-        return ops.communicator.library
+        return ops.communicator
 
     def agreed(self, budget, device, options):
         return budget

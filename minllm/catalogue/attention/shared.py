@@ -2,11 +2,15 @@
 
 import numpy as np
 
+from minllm.catalogue.all_reduce import FLAGS, left_out, memories_of, of_each, of_ranks, peers_of, together
 from minllm.catalogue.attention.paged import BLOCK_SIZE, LENS, SLACK, TENSOR_CORES, batch_of, launch_variant, lengths, seen_slots
 from minllm.catalogue.launch import WIDE, Launch, MachineCode, Moved, describes, returns
 from minllm.catalogue.rows import BFLOAT16, FLOAT16, FLOAT32
+from minllm.kernels.all_reduce.peers import MOST_RANKS
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.reference import attention_reference
+from minllm.kernels.attention.shared_context.exchange import gather_queries as launch_gather_queries
+from minllm.kernels.attention.shared_context.exchange import merge_of_peers as launch_merge_of_peers
 from minllm.kernels.attention.shared_context.merge_ranks import StateArrays, merge_ranks_reference
 from minllm.kernels.attention.shared_context.merge_ranks import merge_ranks as launch_merge_ranks
 from minllm.kernels.attention.shared_context.share import ContextShare
@@ -67,6 +71,60 @@ def merge_ranks(tokens, heads, head_dim, dtype, ranks=2, rank=1):
 
 
 @describes
+def gather_queries(ranks, tokens, heads, head_dim, dtype):
+    """The queries of all ranks, on every rank."""
+
+    def arrays(noise):
+        given = {f"query {rank}": noise.array((tokens, heads, head_dim), dtype) for rank in range(ranks)}
+        given |= {f"out {rank}": noise.unwritten((tokens, ranks * heads, head_dim), dtype) for rank in range(ranks)}
+        return given | memories_of(ranks, tokens * heads * head_dim * dtype.itemsize)
+
+    def call(ops, **arrays):
+        of_rank = zip(of_each(arrays, "query", ranks), of_each(arrays, "out", ranks), peers_of(arrays, ranks))
+        together([launch_gather_queries(*one) for one in of_rank], ops.stream)
+
+    def reference(**arrays):
+        gathered = np.concatenate(of_each(arrays, "query", ranks), axis=1)
+        return {f"out {rank}": gathered for rank in range(ranks)}
+
+    sent = tokens * heads * head_dim * dtype.itemsize
+    moved = Moved(of_ranks(("staging", 2 * sent), ("staging", sent), query=sent, out=2 * sent)) if ranks == 2 else {}
+    return Launch(arrays, call, reference, moved, indices=left_out(ranks), exact=True)
+
+
+@describes
+def merge_of_peers(ranks, tokens, heads, head_dim, dtype):
+    """Every rank's output for its own heads. Of the rows 0 to 2 the first, the second and all ranks have no keys."""
+    shape = (tokens, ranks * heads, head_dim)
+
+    def arrays(noise):
+        given = {}
+        for rank in range(ranks):
+            out, lse = noise.array(shape, dtype), noise.array(shape[:2], FLOAT32, 5)
+            for row in (rank, 2):
+                out[row : row + 1], lse[row : row + 1] = 0, -np.inf
+            given |= {f"outs {rank}": out, f"lses {rank}": lse, f"out {rank}": noise.unwritten((tokens, heads, head_dim), dtype)}
+        return given | memories_of(ranks, 2 * ranks * tokens * heads * head_dim * dtype.itemsize)
+
+    def call(ops, **arrays):
+        outs, lses, out = (of_each(arrays, name, ranks) for name in ("outs", "lses", "out"))
+        together([launch_merge_of_peers(*one) for one in zip(outs, lses, out, peers_of(arrays, ranks))], ops.stream)
+
+    def reference(**arrays):
+        merged = merge_ranks_reference(*(np.stack(of_each(arrays, name, ranks)) for name in ("outs", "lses"))).astype(dtype)
+        return {f"out {rank}": merged[:, rank * heads : (rank + 1) * heads] for rank in range(ranks)}
+
+    vectors = tokens * heads * head_dim * dtype.itemsize // VECTOR_BYTES
+    copied, taken = ranks * vectors * (VECTOR_BYTES + 4), vectors * (VECTOR_BYTES + 4)
+    asked = of_ranks(
+        ("staging", copied + taken), ("staging", taken), outs=ranks * vectors * VECTOR_BYTES, lses=ranks * vectors * 4,
+        out=vectors * VECTOR_BYTES,
+    )  # fmt: skip
+    different = {f"rank {rank}'s lses": ranks * tokens * heads * 4 for rank in range(2)}
+    return Launch(arrays, call, reference, Moved(asked, different) if ranks == 2 else {}, indices=left_out(ranks))
+
+
+@describes
 def attention_over_a_share(query_lens: lengths, context_lens: lengths, heads, head_dim, dtype, rank=1, ranks=2, block_size=4):
     """FlashAttention-2 over the keys of a rank; its cache holds no others."""
     share, module, scale = ContextShare(rank, ranks, block_size), VARIANTS["flash_attention_2"], head_dim**-0.5
@@ -97,12 +155,18 @@ def attention_over_a_share(query_lens: lengths, context_lens: lengths, heads, he
 
 
 def compiled():
-    """All kernels of a rank, of shares of blocks of the usual size."""
+    """All kernels of a rank among two and among the most, of shares of blocks of the usual size."""
     yield MachineCode("attention/shared_context/share_of_rank", share_of_rank(1, 1, block_size=BLOCK_SIZE), blocks=8)
-    for head_dim in (64, 128):
-        for ranks in (2, 8):
+    for ranks in (2, MOST_RANKS):
+        launch = gather_queries(ranks, 3, 2, 128, BFLOAT16)
+        yield MachineCode(f"attention/shared_context/gather_queries/{ranks}/bfloat16", launch, 1, WIDE + FLAGS)
+        for head_dim in (64, 128):
+            details = f"{head_dim}/{ranks}/bfloat16"
             launch = merge_ranks(3, 2, head_dim, BFLOAT16, ranks)
-            yield MachineCode(f"attention/shared_context/merge_ranks/{head_dim}/{ranks}/bfloat16", launch, 12, (*WIDE, "MUFU.EX2"))
+            yield MachineCode(f"attention/shared_context/merge_ranks/{details}", launch, 12, (*WIDE, "MUFU.EX2"))
+            launch = merge_of_peers(ranks, 3, 2, head_dim, BFLOAT16)
+            yield MachineCode(f"attention/shared_context/merge_of_peers/{details}", launch, 1, (*WIDE, *FLAGS, "MUFU.EX2"))
+    for head_dim in (64, 128):
         launch = attention_over_a_share(9, 99, 8, head_dim, BFLOAT16, block_size=BLOCK_SIZE)
         yield MachineCode(f"attention/shared_context/prompt/{head_dim}/bfloat16", launch, 1, TENSOR_CORES)
 
@@ -111,6 +175,9 @@ def small():
     """Fewer threads than a block and more; all dtypes; contexts that end in every rank's blocks."""
     for tokens, sequences, *share in ((3, 2), (130, 5, 0, 2, 1), (1, 200, 7, 8, 16)):
         yield share_of_rank(tokens, sequences, *share)
+    for ranks, tokens, heads, head_dim, dtype in ((2, 5, 3, 80, BFLOAT16), (2, 3, 2, 16, FLOAT32), (3, 4, 1, 8, FLOAT16)):
+        yield gather_queries(ranks, tokens, heads, head_dim, dtype)
+        yield merge_of_peers(ranks, tokens, heads, head_dim, dtype)
     yield merge_ranks(5, 3, 80, BFLOAT16)
     yield merge_ranks(3, 1, 8, FLOAT16, 8, 7)
     yield merge_ranks(7, 2, 16, FLOAT32, 3, 0)
