@@ -25,7 +25,6 @@ from minllm.engine.ranks.share import RankShare
 from minllm.errors import InvalidRequestError, MinLLMError
 from minllm.parallel.launched.environment import launched_rank
 from minllm.parallel.launched.ranks import LaunchedRanks
-from minllm.parallel.let_go import left_at_failure
 from minllm.parallel.processes import RankError, is_effect
 from minllm.parallel.time_limits import rendezvous_seconds, step_seconds
 from minllm.runtime.device import device_names
@@ -137,8 +136,7 @@ def load_launched(options: EngineOptions, progress: Progress | None = None) -> E
         return load_engine(options, progress)
     ranks = LaunchedRanks(launched, agreement(options, gpus[gpu : gpu + 1]), rendezvous_seconds(), gpu)
     try:
-        with left_at_failure(ranks.own.at_failure):
-            engine = load_engine(options, progress, RankShare(ranks.own, options))
+        engine = load_engine(options, progress, RankShare(ranks.own, options))
         follower = Follower(engine.runner, ranks.own) if launched.rank else None
         program = LaunchedProgram(ranks, follower)
         if isinstance(engine.runner, LeadingRunner):

@@ -21,6 +21,7 @@ from minllm.parallel.cuda_context_parallel import ContextParallelCudaOps, Contex
 from minllm.parallel.cuda_ranks import PipelineCudaOps, TensorParallelCudaOps
 from minllm.parallel.dry_run_ranks import Split
 from minllm.parallel.grid import Grid
+from minllm.parallel.let_go import left_at_failure
 from minllm.parallel.nccl import NcclCommunicator
 from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.peer_memory import connect_peers, gpu_machine
@@ -109,7 +110,8 @@ class RankShare:
 
     def _linked(self, ops: Any, host: Communicator) -> NcclCommunicator:
         """A communicator of NCCL between the GPUs of the ranks of `host`, which ends with the rank."""
-        link = NcclCommunicator.connect(host, ops.stream)
+        with left_at_failure(self.rank.at_failure):  # NCCL waits for ever for a rank that has ended before it has come
+            link = NcclCommunicator.connect(host, ops.stream)
         ops.links.append(link)
         self.rank.at_failure.insert(0, link.abort)
         return link

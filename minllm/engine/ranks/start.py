@@ -11,7 +11,6 @@ from minllm.engine.ranks.rank_runner import LeadingRunner
 from minllm.engine.ranks.serve import serve
 from minllm.engine.ranks.share import RankShare
 from minllm.parallel.communicator import CommunicationError
-from minllm.parallel.let_go import left_at_failure
 from minllm.parallel.processes import RankProcesses
 from minllm.parallel.time_limits import step_seconds
 
@@ -26,8 +25,7 @@ def load_ranks(options: EngineOptions, progress: Progress | None = None) -> Engi
     check_split(options)
     processes = RankProcesses(options.num_ranks, serve, options)
     try:
-        with left_at_failure(processes.own.at_failure):
-            engine = load_engine(options, progress, RankShare(processes.own, options))
+        engine = load_engine(options, progress, RankShare(processes.own, options))
         processes.replies()  # all have loaded
         processes.own.host.limit_waits(step_seconds())
     except CommunicationError as error:
