@@ -55,11 +55,15 @@ class Failure(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a failure. seconds: from it to the end of the last process, None if it never came. faults: what is wrong."""
+    """What became of a failure. seconds: from it to the end of the last process, None if it never came. faults: what is wrong.
+
+    by_limit: whether rank 0 could not stop waiting and ended itself (parallel/let_go.py).
+    """
 
     failure: Failure
     seconds: float | None
     faults: list[str]
+    by_limit: bool = False
 
 
 def chosen(number: int, ranks: int, seed: int) -> Failure:
@@ -97,7 +101,7 @@ def let_fail(failure: Failure, ranks: int, device: str, step_seconds: float) -> 
         faults.append(f"exit code {program.returncode} instead of {wanted}")
     if wanted == ENDED_WITH_ERROR and not any(cause in text for cause in CAUSES[failure.kind]):
         faults.append("the error does not name the cause")
-    return Outcome(failure, seconds, [*faults, text[-2000:]] if faults else [])
+    return Outcome(failure, seconds, [*faults, text[-2000:]] if faults else [], "has not stopped waiting" in text)
 
 
 def end_what_is_left(mark: str) -> list[str]:
@@ -225,7 +229,8 @@ def main() -> int:
     slowest = {kind: max((one.seconds or 0 for one in outcomes if one.failure.kind == kind), default=0.0) for kind in KINDS}
     count = {kind: sum(one.failure.kind == kind for one in outcomes) for kind in KINDS}
     for kind in KINDS:
-        print(f"{kind:6} {count[kind]:4} failures; the last process ended after {slowest[kind]:.1f} s at most")
+        by_limit = sum(one.by_limit for one in outcomes if one.failure.kind == kind)
+        print(f"{kind:6} {count[kind]:4} failures; the last process ended after {slowest[kind]:.1f} s at most; {by_limit} by its limit")
     print(f"memory of GPUs in use since the start, MiB: {[one >> 20 for one in kept]}")
     return int(any(outcome.faults for outcome in outcomes) or any(one > 64 << 20 for one in kept))
 

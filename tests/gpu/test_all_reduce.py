@@ -9,7 +9,7 @@ from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.runtime.device import device_names
 from minllm.runtime.peer_devices import why_no_peers
 from tests.gpu.peer_gpus import PeerGpus
-from tests.kernels.all_reduce.cases import GPU_SIZES, NAMES, WITH_NORM, check_all_reduce, check_fused_norm, messages
+from tests.kernels.all_reduce.cases import GPU_SIZES, NAMES, WITH_NORM, check_all_reduce, check_exchange, check_fused_norm, messages
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, bits, random
 
 RANKS = max(2, min(MOST_RANKS, len(device_names())))
@@ -40,6 +40,13 @@ def test_all_gpus_get_the_same_bits_at_random_sizes(name, ranks):
 @pytest.mark.parametrize("algorithm", WITH_NORM)
 def test_the_norm_is_fused(algorithm, tokens, hidden, dtype, ranks):
     check_fused_norm(tokens, hidden, dtype, ranks, algorithm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "heads", "head_dim"), [(1, 1, 8), (1, 8, 128), (5, 3, 80), (64, 8, 128), (300, 4, 64)])
+def test_ranks_that_share_contexts_exchange_queries_and_outputs(tokens, heads, head_dim, dtype, ranks):
+    for seed in range(3):
+        check_exchange(tokens, heads, head_dim, dtype, ranks, seed)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,6 +8,8 @@ from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.fused_norm import FUSABLE, fused_norm
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.attention.shared_context.exchange import gather_queries, merge_of_peers
+from minllm.kernels.attention.shared_context.merge_ranks import merge_ranks_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, bits, random
 
@@ -91,3 +93,23 @@ def check_fused_norm(tokens, hidden, dtype, ranks, algorithm):
         np.testing.assert_array_equal(bits(ranks.host(residuals[rank])), bits(stream))
         np.testing.assert_array_equal(bits(ranks.host(outs[rank])), bits(ranks.host(outs[0])))
         assert_close(ranks.host(outs[rank]), oracle, dtype)
+
+
+def check_exchange(tokens, heads, head_dim, dtype, ranks, seed=0):
+    """Ranks that share contexts: all get the queries of all, and the outputs of their heads merged, of which a few saw no keys."""
+    shape, all_heads = (tokens, heads, head_dim), ranks.count * heads
+    queries = [random(shape, dtype, 3 * seed + rank) for rank in range(ranks.count)]
+    outs = [random((tokens, all_heads, head_dim), dtype, 100 + rank) for rank in range(ranks.count)]
+    lses = [random((tokens, all_heads), FLOAT32, 200 + rank, 5.0) for rank in range(ranks.count)]
+    for rank, lse in enumerate(lses):
+        lse[rank::3], outs[rank][rank::3] = -np.inf, 0
+    gathered = [ranks.array(rank, np.full((tokens, all_heads, head_dim), np.nan, dtype)) for rank in range(ranks.count)]
+    merged = [ranks.array(rank, np.full(shape, np.nan, dtype)) for rank in range(ranks.count)]
+    given = [[ranks.array(rank, one) for one in of_rank] for rank, of_rank in enumerate(zip(queries, outs, lses))]
+    ranks.run([gather_queries(query, out, peers) for (query, _, _), out, peers in zip(given, gathered, ranks.peers, strict=True)])
+    ranks.run([merge_of_peers(*own[1:], out, peers) for own, out, peers in zip(given, merged, ranks.peers, strict=True)])
+    wanted = merge_ranks_reference(np.stack(outs), np.stack(lses))
+    for rank in range(ranks.count):
+        np.testing.assert_array_equal(bits(ranks.host(gathered[rank])), bits(np.concatenate(queries, axis=1)))
+        assert_close(ranks.host(merged[rank]), wanted[:, rank * heads : (rank + 1) * heads], dtype)
+        assert int(ranks.host(ranks.peers[rank].own.fault)[0]) == 0

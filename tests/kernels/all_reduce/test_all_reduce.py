@@ -14,7 +14,17 @@ from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.kernels.normalization import row
 from minllm.kernels.normalization.rms_norm import rms_norm
 from minllm.sim import detecting
-from tests.kernels.all_reduce.cases import EPSILON, NAMES, SIZES, WITH_NORM, SimulatedRanks, check_all_reduce, check_fused_norm, messages
+from tests.kernels.all_reduce.cases import (
+    EPSILON,
+    NAMES,
+    SIZES,
+    WITH_NORM,
+    SimulatedRanks,
+    check_all_reduce,
+    check_exchange,
+    check_fused_norm,
+    messages,
+)
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, bits, random
 
 
@@ -45,6 +55,14 @@ def test_eight_ranks(name):
 @pytest.mark.parametrize("algorithm", WITH_NORM)
 def test_the_norm_is_fused_on_eight_ranks(algorithm):
     check_fused_norm(3, 264, BFLOAT16, SimulatedRanks(8, 2**14), algorithm)
+
+
+@pytest.mark.parametrize(("count", "dtype"), [(8, BFLOAT16), (3, FLOAT32)])
+def test_ranks_that_share_contexts_exchange_queries_and_outputs(count, dtype):
+    ranks = SimulatedRanks(count, 2**15)
+    for seed, (tokens, heads) in enumerate(((1, 1), (5, 3))):  # through one memory, between all-reduces
+        check_exchange(tokens, heads, 24, dtype, ranks, seed)
+        check_all_reduce("one_shot", 24, dtype, ranks, seed)
 
 
 @settings(max_examples=8, deadline=None)
