@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from minllm import LLM, SamplingParams
 from minllm.engine.build.engine import load_engine, model_config
 from minllm.engine.options import EngineOptions
+from minllm.engine.ranks.check import check_shared_contexts
 from minllm.engine.ranks.rank_runner import forward_of
 from minllm.engine.ranks.share import RankShare
 from minllm.engine.running.batch_arrays import NewTokens, build_batch
@@ -128,6 +129,12 @@ def test_what_has_no_form_over_shared_contexts_is_refused(name, directory):
     with pytest.raises(InvalidOptionError) as error:
         LLM(directory, **OPTIONS, **{"tensor_parallel_size": 2, "decode_context_parallel_size": 2, **options})
     assert message in str(error.value)
+
+
+def test_an_attention_kernel_by_name_is_refused():
+    options = EngineOptions(kernel_variants={"attention": "split_kv"}, tensor_parallel_size=2, decode_context_parallel_size=2)
+    with pytest.raises(InvalidOptionError, match="kernel_variants of attention is not allowed together with decode_context_parallel"):
+        check_shared_contexts(options)
 
 
 def test_models_without_copies_of_a_kv_head_or_with_windows_are_refused():

@@ -51,6 +51,7 @@ def check_shared_contexts(options: EngineOptions) -> None:
     refused = {
         f"kv_cache_policy={options.kv_cache_policy!r}": (options.kv_cache_policy != "paged", 'take "paged"'),
         f"kv_cache_dtype={options.kv_cache_dtype!r}": (options.kv_cache_dtype != "auto", 'take "auto"'),
+        "kernel_variants of attention": ("attention" in (options.kernel_variants or {}), "leave it out"),
         "speculative_config with a draft model": (
             options.speculation is not None and options.speculation.method == "draft_model", "take ngram drafts"
         ),
