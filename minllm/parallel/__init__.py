@@ -11,5 +11,6 @@
     split_weights.py      the part of the weights on each rank
     tensor_parallel.py    communication between the ranks of a stage, pipeline.py between stages, context_parallel.py within a context
     time_limits.py        how long ranks wait for each other
-    cuda_ranks.py         a rank's operations on a GPU; dry_run_ranks.py finds the kernels that they launch
+    cuda_ranks.py         a rank's operations on a GPU, cuda_context_parallel.py those of ranks that share contexts; dry_run_ranks.py finds
+                          the kernels that they launch
 """  # fmt: skip
