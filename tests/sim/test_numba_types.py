@@ -333,6 +333,26 @@ def test_builtins_get_integers_that_have_wrapped():
     assert found.tolist() == [float(-square), float(square), float(square), square % 7]
 
 
+def test_functions_get_integers_that_have_wrapped():
+    @cuda.jit("float64(int64, float64)", device=True)
+    def half(x, y):
+        return x / 2 + y
+
+    def kernel(x, big, out):
+        square = x[0] * x[0]
+        out[0] = math.floor(square)
+        out[1] = math.hypot(square, 0)
+        out[2] = cuda.selp(True, square, x[0])
+        out[3] = half(square, 0.0)
+        out[4] = math.log(big[0] + 1)  # an int64: cvt.rn.f64.s64
+        out[5] = cuda.shfl_sync(1, square, 0)
+
+    square = (4 * 10**9) ** 2 - 2**64
+    found = result_of(kernel, np.array([4 * 10**9]), np.array([2**63], np.uint64), size=6)
+    assert found[[0, 1, 2, 3, 5]].tolist() == [float(square), float(-square), float(square), square / 2, float(square)]
+    assert np.isnan(found[4])
+
+
 def test_a_variable_of_a_loops_body_has_its_type_after_the_loop_and_in_the_next_iteration():
     def kernel(x, n, out):
         for _ in range(3):

@@ -155,7 +155,7 @@ def absolute(writer, node, value, arguments, named):
     """Write abs(x)."""
     if not is_scalar(value.type):
         writer.refuse(node, "abs of something that is not a number")
-    return f"abs({arguments[0]})"
+    return arguments[0] if value.type == types.uint64 else f"abs({arguments[0]})"
 
 
 @form(int)

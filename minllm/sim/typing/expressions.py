@@ -327,7 +327,7 @@ class Expressions:
         for (argument, value), kind in zip(self.positional(node, arguments), wanted):
             if is_float(kind) and is_scalar(value.type):
                 self.to_type(argument, value, kind)
-            elif value.wide and not (is_integer(kind) and kind == types.int64):  # int64 is an index, which is checked for bounds anyway
+            elif value.wide:
                 self.cast(argument, value, value.type)
 
     def conversion(self, node, wanted, arguments):

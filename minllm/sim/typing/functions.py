@@ -202,8 +202,8 @@ class Walk(Expressions):
         if wanted is None or node.keywords:
             return arguments
         for (expression, value), kind in zip(self.positional(node, arguments), wanted):
-            if is_scalar(kind):
-                self.to_type(expression, value, kind)
+            if must_cast(value, kind):
+                self.cast(expression, value, kind)
         return [of_type(kind) if is_scalar(kind) else value for kind, value in zip(wanted, arguments)]
 
     # Statements

@@ -136,6 +136,7 @@ def unsigned_kernel(a, b, out, real, truth):
         out[7, i] = x >> uint64(7)
         out[8, i] = uint64(uint32(x)) << uint64(31)
         out[9, i] = uint64(0x9E3779B97F4A7C15) if x < y else x
+        out[10, i] = abs(x)
         real[0, i] = float64(x)
         real[1, i] = float32(x)
         truth[0, i] = x < y
@@ -146,7 +147,7 @@ def unsigned_kernel(a, b, out, real, truth):
 
 def test_uint64():
     a, b = pairs(np.uint64, np.uint64)
-    in_lanes(unsigned_kernel, a, b, np.zeros((10, a.size), np.uint64), np.zeros((2, a.size)), np.zeros((4, a.size), bool), size=a.size)
+    in_lanes(unsigned_kernel, a, b, np.zeros((11, a.size), np.uint64), np.zeros((2, a.size)), np.zeros((4, a.size), bool), size=a.size)
 
 
 def float_kernel(a, b, out, truth):
