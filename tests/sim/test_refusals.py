@@ -9,6 +9,7 @@ from numba import cuda
 from minllm.errors import SimulationError
 from minllm.sim import simulate
 
+MIXED = (1.5, 2, 3)
 PACKED = np.dtype([("a", np.int8), ("x", np.float32)])
 
 
@@ -84,6 +85,30 @@ def first_set(x):
     x[0] = cuda.ffs(np.int8(4))
 
 
+def mixed_loop(x):
+    for number in (1, x[1]):
+        x[0] += number
+
+
+def mixed_pairs(x):
+    for n, number in zip((1, 2), enumerate(MIXED)):
+        x[0] += n * number[1]
+
+
+def mixed_widths(x):
+    for number in (1, cuda.threadIdx.x):
+        x[0] += number
+
+
+def mixed_index(x):
+    x[0] = MIXED[cuda.threadIdx.x % 3]
+
+
+def mixed_index_in_a_loop(x):
+    for j in range(3):
+        x[0] += MIXED[j]
+
+
 REFUSED = {
     assigned_list: r"numba-cuda does not compile a list in a kernel: take a tuple, .*test_refusals.py:\d+ in assigned_list\)",
     comprehension: "does not compile a list",
@@ -101,6 +126,11 @@ REFUSED = {
     boolean_count: "numba-cuda has no syncthreads_count for bool",
     exchanged: r"numba-cuda has no atomic.exch for array\(float64, 1d, C\), int64, float64",
     first_set: "numba-cuda has no ffs for int8",
+    mixed_loop: r"neither loops over a tuple of int64 and float64, .*test_refusals.py:\d+ in mixed_loop\)",
+    mixed_pairs: "neither loops over a tuple of float64 and int64",
+    mixed_widths: "neither loops over a tuple of int64 and int32",
+    mixed_index: "nor takes an index into it that is known only at run time",
+    mixed_index_in_a_loop: "nor takes an index into it that is known only at run time",
 }
 
 
@@ -108,6 +138,19 @@ REFUSED = {
 def test_what_the_compiler_refuses_is_refused(kernel):
     with pytest.raises(SimulationError, match=REFUSED[kernel]):
         simulate(kernel, 1, 32, np.ones(32))
+
+
+def test_mixed_tuples_with_known_indices():
+    def kernel(x, out):
+        last = 1
+        pair = (x[0], cuda.threadIdx.x)
+        out[0] = MIXED[0] + MIXED[-1] + pair[last] + len(pair)
+        for n in (1, x.size):
+            out[0] += n
+
+    out = np.zeros(1)
+    simulate(kernel, 1, 1, np.ones(1), out)
+    assert out[0] == 8.5
 
 
 def test_fields_of_packed_records():

@@ -173,7 +173,8 @@ class Expressions:
         if index.constant is not None and type(index.constant.value) is str:
             self.check_field(node, owner.type, index.constant.value)
         if owner.items is not None:
-            return item(owner, index, node.slice)
+            found = item(owner, index, node.slice)
+            return self.elements(node, owner) if found is None else found
         if isinstance(owner.type, types.Array):
             positions = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             kept = owner.type.ndim - sum(not isinstance(position, ast.Slice) for position in positions)
@@ -192,6 +193,16 @@ class Expressions:
             if value.wide and not value.type.signed:
                 self.cast(position, value, value.type)
         return found
+
+    def elements(self, node, value):
+        """The Value of the elements that a loop, or an index known only at run time, gets from a value."""
+        kinds = list(dict.fromkeys(one.type for one in value.items or ()))
+        if len(kinds) > 1 and all(map(is_scalar, kinds)):
+            names = " and ".join(map(str, kinds))
+            self.refuse(
+                node, f"numba-cuda neither loops over a tuple of {names}, nor takes an index into it that is known only at run time"
+            )
+        return iterated(value)
 
     def Slice(self, node):
         for bound in (node.lower, node.upper, node.step):
@@ -415,10 +426,10 @@ class Expressions:
         """The Value of a call of a builtin, or of a function of math, libdevice or numba.cuda."""
         if called is range:
             return self.range(node, arguments)
-        if called is enumerate and arguments and (inner := iterated(arguments[0])) is not UNKNOWN:
+        if called is enumerate and arguments and (inner := self.elements(node, arguments[0])) is not UNKNOWN:
             return Value(element=Value(items=(AXIS, inner)))
         if called is zip:
-            return Value(element=Value(items=tuple(map(iterated, arguments))))
+            return Value(element=Value(items=tuple(self.elements(node, one) for one in arguments)))
         if called is pow and len(arguments) == 2 and not named:
             return self.power(node, *arguments)
         if called is sum and len(arguments) == 1 and arguments[0].items and all(is_integer(one.type) for one in arguments[0].items):
@@ -513,7 +524,7 @@ def is_users_function(called):
 
 
 def item(owner, index, node):
-    """The Value of an element or a slice of a tuple."""
+    """The Value of an element or a slice of a tuple; None for an index that is known only at run time."""
     if isinstance(node, ast.Slice):
         try:
             bounds = [None if bound is None else ast.literal_eval(bound) for bound in (node.lower, node.upper, node.step)]
@@ -522,7 +533,7 @@ def item(owner, index, node):
         return Value(items=owner.items[slice(*bounds)])
     if index.constant is not None and -len(owner.items) <= index.constant.value < len(owner.items):
         return owner.items[index.constant.value]
-    return iterated(owner)
+    return None
 
 
 def iterated(value):

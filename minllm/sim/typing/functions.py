@@ -301,7 +301,7 @@ class Walk(Expressions):
 
     def do_For(self, node):
         display = ast.Tuple(node.iter.elts, node.iter.ctx) if isinstance(node.iter, ast.List) else node.iter  # Numba unrolls either
-        element = iterated(self.value(display))
+        element = self.elements(node, self.value(display))
         self.loop(node, lambda: self.assign(node.target, element))
 
     def loop(self, node, begin):
