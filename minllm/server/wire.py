@@ -127,6 +127,7 @@ class Sent:
         self._request = request
         self._chars = [0] * request.params.n
         self._tokens = [0] * request.params.n
+        self._ended: set[int] = set()  # completions whose end has been sent, while others of the request go on
         self._has_head = False
 
     def update(self, output: RequestOutput, decode: Callable) -> Update:
@@ -149,8 +150,10 @@ class Sent:
     def _delta(self, one: CompletionOutput) -> Delta | None:
         chars, tokens = self._chars[one.index], self._tokens[one.index]
         text, ids = one.text[chars:], one.token_ids[tokens:]
-        if not (text or ids or one.finish_reason):
+        if one.index in self._ended or not (text or ids or one.finish_reason):
             return None
+        if one.finish_reason:
+            self._ended.add(one.index)
         self._chars[one.index], self._tokens[one.index] = len(one.text), len(one.token_ids)
         logprobs = None if one.logprobs is None else [_listed(position) for position in one.logprobs[tokens:]]
         return Delta(one.index, text, ids, logprobs, one.finish_reason, one.stop_reason)

@@ -1,6 +1,7 @@
 """POST /v1/completions: the texts of LLM.generate, in OpenAI's form."""
 
 import json
+import re
 
 import pytest
 
@@ -60,6 +61,21 @@ def test_a_stream_is_the_same_text(http):
             assert [item for part in parts for item in part["logprobs"][name]] == choice["logprobs"][name]
     assert whole["choices"][0]["text"].startswith(prompt) and whole["choices"][2]["text"].startswith("import")
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+
+
+def ended(http):
+    """How many completions have ended, by /metrics."""
+    return sum(float(count) for count in re.findall(r"vllm:request_success_total\{.*\} (\S+)", http.get("/metrics").text))
+
+
+def test_each_completion_of_a_stream_ends_once(http):
+    body = dict(prompt=PROMPT, n=4, temperature=1, seed=3, max_tokens=40, stop=["e"])
+    lengths = {len(choice["logprobs"]["tokens"]) for choice in post(http, **body, logprobs=0).json()["choices"]}
+    assert len(lengths) > 1  # some go on when others have ended
+    before = ended(http)
+    choices = [choice for chunk in events(post(http, **body, stream=True)) for choice in chunk["choices"]]
+    assert sorted(choice["index"] for choice in choices if choice["finish_reason"]) == [0, 1, 2, 3]
+    assert ended(http) == before + 4
 
 
 def test_log_probabilities_of_prompt_and_text(http, reference):
