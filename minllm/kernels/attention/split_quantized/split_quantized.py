@@ -160,10 +160,8 @@ def shape_for(kv_format, group, line_heads, shared_bytes=None, sm_count=None, te
         many = [(4, 16, 4, 2, 2), (4, 16, 3, 2, 2)]
     elif narrow:
         many = [(2, 32, 3, 4, 2), (4, 32, 3, 2, 2)]
-    elif kv_format.is_float:
-        many = [(2, 32, 3, 4, 1), (4, 32, 3, 2, 1)]
     else:
-        many = [(4, 32, 3, 2, 1)]
+        many = [(2, 32, 3, 4, 1), (4, 32, 3, 2, 1)]
     sizes = [*many, *few] if line_heads >= 2 * sm_count else few
     candidates = [shapes.SplitShape(*numbers, tensor_copies=tensor_copies, turns=turns) for *numbers, turns in sizes]
     return shapes.first_that_fits(candidates, kv_format.head_dim, heads, lambda shape: layout_of(kv_format, shape).ring_bytes, shared_bytes)
