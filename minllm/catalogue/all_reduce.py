@@ -85,7 +85,7 @@ def message(name, ranks, size, dtype):
         return {f"out {rank}": found for rank in range(ranks)}
 
     moved = moved_by(name, size, dtype.itemsize) if ranks == 2 else {}
-    return Launch(arrays, call, reference, moved, indices=left_out(ranks), exact=name != "ring")
+    return Launch(arrays, call, reference, moved, indices=left_out(ranks), exact=name != "ring", several_gpus=True)
 
 
 @describes
@@ -115,7 +115,7 @@ def fused_norm(algorithm, ranks, tokens, hidden, dtype):
     different = of_ranks(("shared", own), ("shared", peer), x=n, weight=row)
     exact = tuple(f"residual {rank}" for rank in range(ranks))
     polled = left_out(ranks, "shared") if algorithm == "low_latency" else left_out(ranks)
-    return Launch(arrays, call, reference, Moved(asked, different) if ranks == 2 else {}, indices=polled, exact=exact)
+    return Launch(arrays, call, reference, Moved(asked, different) if ranks == 2 else {}, indices=polled, exact=exact, several_gpus=True)
 
 
 def compiled():

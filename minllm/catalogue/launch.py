@@ -82,7 +82,8 @@ class Launch:
     this part. scratch: arrays that it may leave with any contents. exact: results, all or these, are the reference's bits. slack: what
     results may differ by besides the rounding of their dtype, in terms of the largest one, or of each and of 1 if elementwise; None: 3e-6.
     lost: what the tensor cores of GPUs lose besides. counted: it takes part in `one_per_kernel` even where an earlier launch has its
-    kernel. `describes` fills in stage, name, shape (all arguments) and given (those that are no defaults).
+    kernel. several_gpus: its kernels wait for each other, and each needs a GPU of its own. `describes` fills in stage, name, shape (all
+    arguments) and given (those that are no defaults).
     """
 
     arrays: Callable[[Any], dict[str, Any]]
@@ -98,6 +99,7 @@ class Launch:
     elementwise: bool = False
     lost: float = 0.0
     counted: bool = False
+    several_gpus: bool = False
     stage: str = ""
     name: str = ""
     shape: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ LAUNCHES = [*large_launches(), *odd_launches(), *small_launches()]
 
 
 @pytest.mark.covering.with_args(code_of)
-@pytest.mark.parametrize("launch", [one for one in LAUNCHES if one.stage != "all_reduce"], ids=str)  # which takes several GPUs
+@pytest.mark.parametrize("launch", [one for one in LAUNCHES if not one.several_gpus], ids=str)
 def test_results(launch, device):
     skip_if_not_supported(launch)
     check(launch, device)

@@ -42,7 +42,7 @@ def row_of(launch, kernels):
 
 ROWS: dict[str, Row] = {str(launch): row_of(launch, kernels) for launch, kernels in one_per_kernel().items()}
 
-SEVERAL_GPUS = tuple(name for name, one in ROWS.items() if one.launch and one.launch.stage == "all_reduce")
+SEVERAL_GPUS = tuple(name for name, one in ROWS.items() if one.launch and one.launch.several_gpus)
 
 # Kernels whose float32 results on a GPU differ from the simulator's, and why.
 APPROXIMATE = "2**x, log2(x), 1/x and 1/sqrt(x) are approximate on a GPU (PTX ISA: within 2**-22), here exactly rounded"

@@ -89,7 +89,7 @@ def gather_queries(ranks, tokens, heads, head_dim, dtype):
 
     sent = tokens * heads * head_dim * dtype.itemsize
     moved = Moved(of_ranks(("staging", 2 * sent), ("staging", sent), query=sent, out=2 * sent)) if ranks == 2 else {}
-    return Launch(arrays, call, reference, moved, indices=left_out(ranks), exact=True)
+    return Launch(arrays, call, reference, moved, indices=left_out(ranks), exact=True, several_gpus=True)
 
 
 @describes
@@ -121,7 +121,7 @@ def merge_of_peers(ranks, tokens, heads, head_dim, dtype):
         out=vectors * VECTOR_BYTES,
     )  # fmt: skip
     different = {f"rank {rank}'s lses": ranks * tokens * heads * 4 for rank in range(2)}
-    return Launch(arrays, call, reference, Moved(asked, different) if ranks == 2 else {}, indices=left_out(ranks))
+    return Launch(arrays, call, reference, Moved(asked, different) if ranks == 2 else {}, indices=left_out(ranks), several_gpus=True)
 
 
 @describes
