@@ -429,9 +429,10 @@ guess.against(
 )
 
 # %% [markdown]
-# Two sizes of one_shot give $\alpha$ and $\beta$, and these predict two_shot within a tenth. low_latency falls behind
-# its floor as messages grow, and the ring is far from its floor; the record does not show why. At 64 MiB NCCL is
-# fastest. With two ranks one_shot never crosses two_shot, as computed above.
+# Two sizes of one_shot give $\alpha$ and $\beta$, and these predict two_shot at 64 KiB. At 16 MiB it takes a fifth less
+# than that, so its $\beta$ is larger than one_shot's. By the formulas above the two never cross with two ranks; as
+# measured they do, at 2 MiB. low_latency falls behind its floor as messages grow, and the ring is far from its floor;
+# the record does not show why.
 #
 # ## Exercises
 #

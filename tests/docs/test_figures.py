@@ -42,13 +42,16 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
     },
     "dead-ends.md": {
         **dict.fromkeys(["1.82 TB/s", "1.3 µs", "51.9 µs", "757 TFLOP/s", "1,772 µs", "4,520 µs", "4,554 µs"], PRINTED),
-        **dict.fromkeys(["2.32 ms", "29.2 µs", "36.4 µs", "54.0 µs", "59.4 µs"], PRINTED.replace("H200", "H100")),
+        **dict.fromkeys(["2.32 ms", "29.2 µs", "36.4 µs", "54.0 µs", "59.4 µs", "320.1 µs"], PRINTED.replace("H200", "H100")),
     },
     "frameworks.md": {
         **dict.fromkeys(["71.9 s", "34.9 s", "19 s", "382 ms", "59.7 ms", "8.46 ms", "49.4 ms"], "others', by its table"),
         **dict.fromkeys(["3.49 ms", "0.575 ms"], "a floor: bytes over the rate of a copy"),
         "27.5 s": "TGI's own figure", "644 TFLOP/s": TRACE, "7.8 s": PRINTED, "8.8 s": PRINTED,
     },
+    "gpus.md": dict.fromkeys(
+        ["1,461 µs", "420 µs", "59.9 µs", "47.1 ms", "9,957 tokens/s", "6.14 ms"], "printed by runs that left no row, on two H200s"
+    ),
     "literature.md": dict.fromkeys(["230 TFLOP/s", "616 TFLOP/s"], "the paper's figure"),
     "quantised-weights.md": {
         **dict.fromkeys(["0.3 µs", "642 µs", "3.02 TB/s"], PRINTED.replace("H200", "H100")),
