@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # openai 3.57.0 (the Python client), chat.completions.create(stream=True) and chat.completions.stream().
 #
-# Input: a server that sends one chunk, without a finish_reason, and closes the connection, as a proxy does when the server behind it dies;
+# Input: an answer of one chunk, without a finish_reason, after which the connection ends, as a proxy ends it when the server behind it dies;
 # no "data: [DONE]" comes. Or it sends an error as {"object": "error", "message": ...}, as engines did before {"error": {...}}.
 # Expected: an exception, such as APIConnectionError or APIError: the end of a stream is marked, and here the mark is missing.
 # Seen: the loop ends as if all had come, and get_final_completion() of the helper returns a completion with the text so far and
@@ -15,9 +15,8 @@ python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check openai==3.57.0
 "$folder/venv/bin/python" - <<'PYTHON'
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx2
 import openai
 
 CHUNK = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -30,21 +29,13 @@ ENDINGS = {
 }
 
 
-class Server(BaseHTTPRequestHandler):
-    def do_POST(self):
-        name = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["model"]
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        self.wfile.write(f"data: {json.dumps(FIRST)}\n\n{ENDINGS[name]}".encode())
-
-    def log_message(self, *_):
-        pass
+def answer(request):
+    """What a server sends before it ends the connection."""
+    ending = ENDINGS[json.loads(request.content)["model"]]
+    return httpx2.Response(200, headers={"Content-Type": "text/event-stream"}, text=f"data: {json.dumps(FIRST)}\n\n{ending}")
 
 
-server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.server_port}", api_key="none", max_retries=0)
+client = openai.OpenAI(api_key="none", max_retries=0, http_client=httpx2.Client(transport=httpx2.MockTransport(answer)))
 asked = [{"role": "user", "content": "?"}]
 
 

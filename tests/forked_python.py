@@ -106,7 +106,7 @@ class Command(NamedTuple):
 class ForkedPython(subprocess.Popen):
     """A Popen whose child is a fork of the server if it is this Python."""
 
-    status = None  # of a fork: the file from which its id and its exit code are read
+    status = None  # a fork's file, from which its id and its exit code are read
 
     def _execute_child(self, *arguments):
         given = EXECUTE.bind(self, *arguments).arguments

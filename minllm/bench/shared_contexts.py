@@ -1,7 +1,7 @@
 """`minllm bench ranks --context-parallel N`: decode attention on one GPU, and on N that share contexts (parallel/context_parallel.py).
 
 One layer of HEADS query heads and one KV head, as a model with a latent or few KV heads has it: every rank then holds the same KV head, and
-computes HEADS / N heads. The time is that of everything which ranks launch for it, the all-gathers included: calls over different blocks of
+computes HEADS / N heads. The time is that of everything which ranks launch for it, their exchanges included: calls over different blocks of
 the cache, so that no keys come from L2, are captured into one graph, which is replayed on all ranks at once.
 """
 
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from rich.console import Console
 
-from minllm.bench.record import Row, write_rows
+from minllm.bench.record import Row, console, write_rows
 from minllm.engine.build.ops import make_ops
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.check import check_gpus
 from minllm.engine.ranks.share import RankShare
 from minllm.errors import InvalidOptionError
+from minllm.kernels.arguments import ceil_div
 from minllm.machine import driver, hardware
 from minllm.models.shapes import named_config
 from minllm.ops.batch import AttentionConfig, Batch, LayerCache
@@ -31,7 +31,7 @@ from minllm.parallel.processes import Rank, RankProcesses
 HEADS, HEAD_DIM, BLOCK_SIZE = 32, 128, 16
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BYTES_PER_KEY = 2 * HEAD_DIM * BFLOAT16.itemsize
-DISTINCT_BYTES = 256 << 20  # of keys and values of one rank that a graph reads: several times an L2 cache
+DISTINCT_BYTES = 256 << 20  # a graph reads this much of one rank's keys and values: several times an L2 cache
 NOISE = 1 << 20  # different numbers in a cache
 REPLAYS, ROUNDS = 3, 7
 
@@ -54,7 +54,7 @@ def run(ranks: int, options: dict[str, Any], work: Work, json_file: Path | None)
     device = of_each[1].resolved_device()
     if device == "cuda":
         check_gpus(ranks)
-    out = Console(highlight=False, soft_wrap=True, stderr=str(json_file) == "-")
+    out = console(json_file)
     rows: list[Row] = []
     alone: list[float] = []
     for count, given in of_each.items():
@@ -118,9 +118,9 @@ def resolved_dtype(options: EngineOptions) -> str:
 
 def measured(ops: Any, ranks: int, work: Work, meet: Callable[[], None]) -> list[float]:
     """Microseconds per call for each batch. meet: returns once all ranks have called it."""
-    blocks_each = -(-work.context // (ranks * BLOCK_SIZE))  # per sequence
+    blocks_each = ceil_div(work.context, ranks * BLOCK_SIZE)  # per sequence
     distinct = DISTINCT_BYTES if is_on_gpu(ops) else 0
-    calls = [max(1, math.ceil(distinct / (batch * blocks_each * BLOCK_SIZE * BYTES_PER_KEY))) for batch in work.batches]
+    calls = [max(1, ceil_div(distinct, batch * blocks_each * BLOCK_SIZE * BYTES_PER_KEY)) for batch in work.batches]
     num_blocks = max(batch * count for batch, count in zip(work.batches, calls)) * blocks_each
     cache = LayerCache(*(filled(ops, (num_blocks, BLOCK_SIZE, 1, HEAD_DIM), seed) for seed in (0, 1)))
     found = []

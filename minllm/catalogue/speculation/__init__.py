@@ -5,7 +5,7 @@ from minllm.catalogue.speculation import acceptance, drafts
 from minllm.catalogue.speculation.states import RUNS
 from minllm.kernels.speculation.token_tree import TokenTree
 
-TREES = tuple(range(-1, 9)), (-1, 0, 0, 0, 1, 1, 2, 4, 5, 6), TokenTree.lookahead(5, 4, 3).parents  # of a chain, of levels
+TREES = tuple(range(-1, 9)), (-1, 0, 0, 0, 1, 1, 2, 4, 5, 6), TokenTree.lookahead(5, 4, 3).parents  # a chain, a tree, levels
 
 
 def compiled():

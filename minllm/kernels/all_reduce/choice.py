@@ -5,8 +5,8 @@
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "nccl"})         NCCL for all; steps are then launched kernel by kernel
 
 The limits for 2 and 4 ranks are measured on H200s (docs/results/h200_all_reduce.json, `minllm bench all-reduce`): at 16 MB two_shot
-takes 61 µs on two and NCCL 76, on four 117 and 98. Those for 8 are assumed: between one shot and two they are vLLM's for
-GPUs that are all connected by NVLink (csrc/custom_all_reduce.cuh: two shots from 256 KB on); those of low_latency and of NCCL are guesses.
+takes 61 µs on two and NCCL 76, on four 117 and 98. Those for 8 are assumed: between one shot and two they are vLLM's for GPUs that are all
+connected by NVLink (csrc/custom_all_reduce.cuh: two shots from 256 KB on); those of low_latency and of NCCL are guesses.
 On two H200s a step of the 8B shape takes 2.5 ms with this table, and 24 ms with NCCL alone, whose steps are not captured as graphs.
 """
 

@@ -45,7 +45,7 @@ from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP, warp_sum
 
 VECTORS, ELEMENTS = "vectors", "elements"
-WARPS, FEATURES = 4, 2  # of a block, and of a warp
+WARPS, FEATURES = 4, 2  # warps of a block, and features of a warp
 MOST_TOKENS = 4  # more tokens share so many experts that the grouped GEMM reads less
 LOADS_OF_GATE_AND_UP, LOADS_OF_DOWN = 8, 24  # 16-byte loads of weight in flight per lane, at most
 MOST_TOGETHER, MOST_CODES_TOGETHER = 8, 4  # experts of which a warp reads rows at once; more rows of codes take too many registers

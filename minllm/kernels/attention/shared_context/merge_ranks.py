@@ -71,7 +71,7 @@ def make_kernel(dtype, head_dim, ranks):
         token = uint32(row // uint32(heads))
         if token >= tokens:
             return
-        place = int64(token) * all_heads + first_head + (row - token * heads)  # of the row among those of all heads
+        place = int64(token) * all_heads + first_head + (row - token * heads)  # the row's place among those of all heads
         numbers, acc = cuda.local.array(width, float32), cuda.local.array(width, float32)
         lse_at, at = int64(tokens) * all_heads * words_of_head + place, place * head_dim + (vector - row * uint32(vectors)) * width
         maximum, total = float32(MINUS_INFINITY), float32(0.0)

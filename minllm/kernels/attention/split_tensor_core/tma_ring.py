@@ -25,7 +25,7 @@ from minllm.ptx import (
 )
 from minllm.runtime.tensor_map import tensor_map
 
-BOX_KEYS, BOX_NUMBERS, BOX_ROW_BYTES = 16, 64, 128  # of one TMA load: keys, elements per row, bytes per row
+BOX_KEYS, BOX_NUMBERS, BOX_ROW_BYTES = 16, 64, 128  # a TMA load's keys, its numbers per row and bytes per row
 
 
 def can_fetch(head_dim, block_size):
