@@ -2,7 +2,7 @@
 
     python tools/record.py --compile             compile the kernels, a process per core, before the clock of a run starts
     python tools/record.py --into FOLDER         measure into FOLDER, for at most nine minutes; run it again for the rest
-    python tools/record.py FOLDER/DEVICE.json    make a whole record that of the pages: docs/results, their tables, the README's rows
+    python tools/record.py FILE [FILE ...]       make a whole record that of the pages: docs/results, their tables, the README's rows
 
 On an H200 with 16 cores --compile takes a minute. The first run then is 513 s: kernels 190 s, generation 48, perplexity and accuracy 55,
 figures of the lessons 45, launches, swapping and the virtual cache 45, speculation 45, start-up 30, clients 55. The second is 526 s: whole
@@ -18,7 +18,8 @@ kernels are an estimate.
 A part is a benchmark in a process of its own, or in three, one after the other, whose median row is kept with the range. PyTorch's kernels
 are measured in the same process. The record notes each part that came to its end, so a run goes on where the one before it stopped. A part
 that fails is reported, the others are recorded, and the exit code is 1. A commit other than that of the record in FOLDER begins it anew.
-Run it from a clean checkout, or name the commit with --commit.
+Run it from a clean checkout, or name the commit with --commit. With two equal GPUs, CUDA_VISIBLE_DEVICES and --only let each measure a part
+of the record into a folder of its own, at the same time; the files of both are one record.
 """
 
 import argparse
@@ -30,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -206,14 +208,19 @@ def not_measured(every: Sequence[Part], folder: Path, now: str) -> list[Part]:
     return [part for part in every if not any(one["commit"] == now and part.name in one.get("parts", ()) for one in records)]
 
 
-def take(path: Path, results: Path = RESULTS, speed: Path = SPEED) -> None:
-    """Make a whole record that of the pages, with the keys that this machine computes. Raises SystemExit for one that lacks parts."""
-    whole = read(path)
-    lacking = [part.name for part in parts() if part.name not in whole.get("parts", ())]
-    if lacking or len(whole["rows"]) > MOST_ROWS or {row["commit"] for row in whole["rows"]} != {whole["commit"]}:
+def take(paths: Sequence[Path], results: Path = RESULTS, speed: Path = SPEED) -> None:
+    """Make the files of a whole record that of the pages, with the keys that this machine computes. Raises SystemExit if parts lack."""
+    files = [read(path) for path in paths]
+    whole = reduce(merged, files)
+    measured = [name for file in files for name in file.get("parts", ())]
+    lacking = [part.name for part in parts() if part.name not in measured]
+    mixed = {row["commit"] for row in whole["rows"]} != {whole["commit"]} or len({file["device"] for file in files}) > 1
+    if lacking or mixed or len(whole["rows"]) > MOST_ROWS:
         raise SystemExit(
-            f"{path} is no whole record of one commit and at most {MOST_ROWS} rows: it lacks {', '.join(lacking) or 'no part'}."
+            f"{', '.join(map(str, paths))}: no whole record of one GPU and commit and at most {MOST_ROWS} rows: it lacks "
+            f"{', '.join(lacking) or 'no part'}."
         )
+    whole["parts"] = measured
     renewed = with_own_keys(whole)
     name = file_name(whole["device"])
     write_record(results / name, renewed)
@@ -281,7 +288,7 @@ def read(path: Path) -> dict:
 def main() -> int:
     """Do what the command line says; returns 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", type=Path, help="a whole record that was measured before")
+    parser.add_argument("file", nargs="*", type=Path, help="a whole record that was measured before, or its parts")
     parser.add_argument("--into", type=Path, metavar="FOLDER", help="measure into this folder")
     parser.add_argument("--only", action="append", help="parts whose names begin so, also if they are measured already; may be repeated")
     parser.add_argument("--commit", default="", help="of the source that is measured, where git cannot tell")

@@ -148,7 +148,7 @@ def test_a_record_that_lacks_a_part_is_not_taken(record, tmp_path, monkeypatch):
     parts = record.tool.parts()
     monkeypatch.setattr(record.tool, "parts", lambda: (*parts, replace(parts[0], name="two")))
     with pytest.raises(SystemExit, match="it lacks two"):
-        record.tool.take(tmp_path / "h200.json", tmp_path / "results", tmp_path / "speed.json")
+        record.tool.take([tmp_path / "h200.json"], tmp_path / "results", tmp_path / "speed.json")
     assert not (tmp_path / "results").exists()
 
 
@@ -156,13 +156,31 @@ def test_a_whole_record_becomes_that_of_the_pages(record, tmp_path, monkeypatch)
     monkeypatch.setattr(record.tool, "keys_at", lambda name, rows: {rows[0]: "of this machine"})
     monkeypatch.setattr(record.tool, "headline_rows", lambda whole: whole["rows"])
     assert record({"one": measuring("one")}) == 0
-    record.tool.take(tmp_path / "h200.json", tmp_path / "results", tmp_path / "speed.json")
+    record.tool.take([tmp_path / "h200.json"], tmp_path / "results", tmp_path / "speed.json")
     shown, speed = (json.loads((tmp_path / name).read_text()) for name in ("results/h200.json", "speed.json"))
     assert shown["rows"] == speed["rows"] and [row["key"] for row in shown["rows"]] == ["of this machine"]
     other = {**shown, "device": "NVIDIA H100"}
     (tmp_path / "other.json").write_text(json.dumps(other))
-    record.tool.take(tmp_path / "other.json", tmp_path / "results", tmp_path / "none.json")  # the README stays that of the first
+    record.tool.take([tmp_path / "other.json"], tmp_path / "results", tmp_path / "none.json")  # the README stays that of the first
     assert (tmp_path / "results" / "h100.json").exists() and not (tmp_path / "none.json").exists()
+
+
+def test_two_files_are_one_record_if_their_commit_and_gpu_are_the_same(record, tmp_path, monkeypatch):
+    monkeypatch.setattr(record.tool, "keys_at", lambda name, rows: {})
+    monkeypatch.setattr(record.tool, "headline_rows", lambda whole: whole["rows"])
+    assert record({"one": measuring("one")}) == 0
+    one, part = json.loads((tmp_path / "h200.json").read_text()), record.tool.parts()[0]
+    two = {**one, "parts": ["two"], "rows": [{**row, "case": "two"} for row in one["rows"]]}
+    files = [tmp_path / "h200.json", tmp_path / "two.json"]
+    monkeypatch.setattr(record.tool, "parts", lambda: (part, replace(part, name="two")))
+    for change in ({"device": "NVIDIA H100"}, {"rows": [{**row, "commit": "another"} for row in two["rows"]]}):
+        files[1].write_text(json.dumps({**two, **change}))
+        with pytest.raises(SystemExit, match="no whole record of one GPU and commit"):
+            record.tool.take(files, tmp_path / "results", tmp_path / "speed.json")
+    files[1].write_text(json.dumps(two))
+    record.tool.take(files, tmp_path / "results", tmp_path / "speed.json")
+    shown = json.loads((tmp_path / "results" / "h200.json").read_text())
+    assert len(shown["rows"]) == 2 * len(one["rows"]) and shown["parts"] == [*one["parts"], "two"]
 
 
 def test_a_machine_without_a_gpu_is_refused(monkeypatch, tmp_path):
