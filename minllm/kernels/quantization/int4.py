@@ -18,9 +18,10 @@ of inputs 2 i and 2 i + 1, 16 bits apart. They become floats without an integer 
     subnormal   with an exponent of 0 the lowest bits of a float are a number of units, which tensor cores multiply like any other:
                 no subtraction, and the zero point meets the sum of x:   scale * (sum of code * x - zero * sum of x)
 
-In bfloat16 subnormal codes in the lower half of a byte need no shift, and those in the upper half count 16 times as much. The unit 2**-133
-would leave float32 little room for products, so x is multiplied by 2**64: x of 1.8e19 or more becomes infinite. With x down to 1e-21
-products are multiples of 2**-149, which float32 adds exactly. In float16 codes begin at bit 3, and there are no such limits.
+Subnormal codes in the lower half of a byte need no shift, and those in the upper half count 16 times as much. In bfloat16 their x is
+divided by 16; in float16, where a small x would lose bits, the codes are, which is exact. bfloat16's unit of 2**-133 would leave float32
+little room for products, so x is multiplied by 2**64: x of 1.8e19 or more becomes infinite. With x down to 1e-21 products are multiples of
+2**-149, which float32 adds exactly. In float16 there are no such limits.
 
 Source: Frantar et al. 2023, "GPTQ", section 4 (the grid, without its error compensation); Lin et al. 2024, "AWQ", equation 1; Frantar et
 al. 2024, "MARLIN", section 3.4 (the order of nibbles, and the conversion by magic numbers).
@@ -62,6 +63,7 @@ MAGIC = {"bfloat16": (0x4300, 0x3F803F80), "float16": (0x6400, 0x3C003C00)}  # b
 SIGNS = 0x80008000  # the sign bits of a pair
 NIBBLES = 0x000F000F
 EVEN, ODD = 0x5F805F80, 0x5D805D80  # pairs of the bfloat16 2**64 and 2**60
+SIXTEENTHS = 0x2C002C00  # a pair of the float16 1 / 16
 
 
 class Int4Weight(NamedTuple):
@@ -170,15 +172,7 @@ def takes_int4(k: int, weight: Int4Weight) -> bool:
     return known and weight.scales.shape[1] == weight.codes.shape[0] and (group_size in (32, 64) or group_size % INPUTS == 0)
 
 
-class Unit(NamedTuple):
-    """How codes become subnormal floats: as the bits from `place` on."""
-
-    place: int
-    of_x: float  # factor of x
-    value: float  # product of code 1 and x = 1
-
-
-UNITS = {"bfloat16": Unit(0, 2.0**64, 2.0**-69), "float16": Unit(3, 1.0, 2.0**-21)}
+UNITS = {"bfloat16": 2.0**-69, "float16": 2.0**-24}  # the product of code 1 as a subnormal number and x = 1
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -187,25 +181,26 @@ def keep_nothing(weight, row):
     return uint32(0)
 
 
-def make_pair_of_codes(place: int, together: int):
-    """pair_of_codes(decoding, word, i): codes 2 i and 2 i + 1 of a word as subnormal numbers, from bit `place` on.
+@cuda.jit(device=True, forceinline=True)
+def pair_of_codes_in_place(decoding, word, i):
+    """Return codes 2 i and 2 i + 1 of a word as subnormal numbers, which count 16 times as much if i is odd."""
+    return word >> uint32(8 * (i // 2)) & uint32(NIBBLES << 4 * (i % 2))
 
-    together: 1, or 2: odd pairs keep their bits in the upper half of a byte, 16 times as much, which saves their shifts.
-    """
 
-    @cuda.jit(device=True, forceinline=True)
-    def pair_of_codes(decoding, word, i):
-        shift = 4 * (i // together * together) - place
-        shifted = word << uint32(-shift) if shift < 0 else word >> uint32(shift)
-        return shifted & uint32(NIBBLES << place + 4 * (i % together))
-
-    return pair_of_codes
+@cuda.jit(device=True, forceinline=True)
+def pair_of_codes(decoding, word, i):
+    """Return codes 2 i and 2 i + 1 of a word as subnormal float16, which all count the same."""
+    pair = pair_of_codes_in_place(decoding, word, i)
+    return ptx.fma_f16x2(pair, uint32(SIXTEENTHS), uint32(MINUS_ZEROS)) if i % 2 else pair
 
 
 @cuda.jit(device=True, forceinline=True)
 def pair_of_scaled_x(word, i):
     """Return a pair of bfloat16 times 2**64, or 2**60 if i is odd, exactly."""
     return ptx.fma_bf16x2(word, uint32(ODD if i % 2 else EVEN), uint32(MINUS_ZEROS))
+
+
+PAIRS = {"bfloat16": (pair_of_codes_in_place, pair_of_scaled_x), "float16": (pair_of_codes, x_as_it_is)}  # MmaDecoder.pair and pair_of_x
 
 
 def make_add(has_zeros: bool, has_minimums: bool):
@@ -224,9 +219,9 @@ def make_add(has_zeros: bool, has_minimums: bool):
 
 @functools.cache
 def make_mma_decoder(dtype: str, threads: int, group_size: int, scales: np.dtype, zeros, minimums) -> MmaDecoder:
-    """For up to 16 rows of x; groups of 32, 64 or a multiple of 128. The x of odd pairs is divided by 16."""
+    """For up to 16 rows of x; groups of 32, 64 or a multiple of 128."""
     float_of, unit, has_zeros, has_minimums = FLOAT_OF[scales.name], UNITS[dtype], zeros is not None, minimums is not None
-    steps_of_a_group, per_unit = max(1, group_size // INPUTS), 1 / unit.value
+    steps_of_a_group, per_unit = max(1, group_size // INPUTS), 1 / unit
 
     @cuda.jit(device=True, forceinline=True)
     def load(weight, row, kept, group, words, at):
@@ -252,9 +247,8 @@ def make_mma_decoder(dtype: str, threads: int, group_size: int, scales: np.dtype
 
     has_offsets, load_group = has_zeros or has_minimums, load if group_size <= INPUTS else load_of_step
     return MmaDecoder(
-        max(1, INPUTS // group_size), 1 + has_offsets, NO_TABLE, 1.0 if has_minimums else unit.value, has_offsets, keep_nothing, load_group,
-        scale, make_pair_of_codes(unit.place, 2 if unit.of_x != 1 else 1), pair_of_scaled_x if unit.of_x != 1 else x_as_it_is,
-        make_add(has_zeros, has_minimums),
+        max(1, INPUTS // group_size), 1 + has_offsets, NO_TABLE, 1.0 if has_minimums else unit, has_offsets, keep_nothing, load_group,
+        scale, *PAIRS[dtype], make_add(has_zeros, has_minimums),
     )  # fmt: skip
 
 
