@@ -20,12 +20,11 @@ from minllm.kernels.attention.split_tensor_core.warp_states import WarpStates, p
 
 
 @functools.cache
-def make_walk(group, head_dim, shape, plan, source, aim, produce, products, softmax, load_early, zeros_early=True):
+def make_walk(group, head_dim, shape, plan, source, aim, produce, products, softmax, load_early):
     """walk(query, cache, batch, out, lse, parts, operands, state, scale), a device function for blocks of a SplitShape.
 
     aim(cursor, batch, ring, cache): what the source fetches first. produce(cursor, ring, batch, cache): a producer warp's loop, or None.
-    load_early: load the queries of the next head while the tiles of this head are computed. zeros_early: write rows without keys before the
-    first tile arrives, not at the end.
+    load_early: load the queries of the next head while the tiles of this head are computed.
     """
     warps, keys, tile, turns, has_producer = shape.warps, shape.keys, shape.tile, shape.turns, produce is not None
     _, heads_here = head_tiles_of(group, head_dim)
@@ -48,8 +47,7 @@ def make_walk(group, head_dim, shape, plan, source, aim, produce, products, soft
                 produce(now, ring, batch, cache)
                 return
         ahead, pipeline = fill(aim(now, batch, ring, cache), ring, batch, cache)
-        if zeros_early:
-            write_zeros(out, lse, batch)
+        write_zeros(out, lse, batch)  # rows without keys, before the first tile arrives
         line, turn = cut.line, uint32(0)
         if load_early and now.left > 0:
             products.load_query(operands, query, heads_of(now, batch), ring.lane)
@@ -82,7 +80,5 @@ def make_walk(group, head_dim, shape, plan, source, aim, produce, products, soft
                 synchronize()  # all threads have read the shared states
             line = int32(line + tiles)
             now = following
-        if not zeros_early:
-            write_zeros(out, lse, batch)
 
     return walk

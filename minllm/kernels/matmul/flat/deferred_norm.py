@@ -33,8 +33,6 @@ from minllm.tiles.unrolled import unrolled
 from minllm.tiles.warp import ALL_LANES
 from minllm.tiles.warpgroup import THREADS, sync_blocks, wait_for_blocks
 
-MOST_ITEMS = 2  # groups of eight outputs per thread; registers hold what the epilogue of this many loads before the sums are done
-
 
 class DeferredNorm(NamedTuple):
     """A residual stream with an unfinished norm: rms_norm(stream) = scaled / sqrt(sum of squares / hidden + epsilon)."""
