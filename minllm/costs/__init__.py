@@ -8,6 +8,7 @@ tokens reads the same bytes for thousands of times the work, and its floor is op
     parameters.py      the number of parameters, and the bytes of weights and of a token's keys and values
     stages.py          the stages of a forward pass: bytes of weights, cache and activations, operations (models/parts/ has the terms)
     steps.py           the sum over the stages: a decode step and a prefill, the floors that everything else uses
+    step_limits.py     how many sequences and tokens a step computes together by default
     step_time.py       predicted times of decode steps by weight format, fitted to recorded GEMMs
     residual_window.py the cost of a residual window of unquantised tokens
     local_blocks.py    the memory of a sequence if layers with a sliding window keep only their window

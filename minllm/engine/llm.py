@@ -55,6 +55,7 @@ class LLM(NotCopied):
             with naming_memory_options(self.options):
                 self._engine: Engine | None = load(self.options, report)
             engine = self._engine
+            self.options = engine.options  # with the limits of a step, if they were not given
             self._default_params = default_sampling_params(engine.generation_config, engine.model.config.vocab_size)
             warn_of_the_rest(engine.generation_config, engine.model.config.max_position_embeddings)
             self.llm_engine = LLMEngine(engine, self._default_params, self.options.seed)

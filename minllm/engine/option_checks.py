@@ -1,7 +1,7 @@
 """What an option allows, as metadata of its dataclass field, and the functions that check all of them.
 
-    max_num_seqs: int = option(256, integer(1))
-    max_num_batched_tokens: int = option(2048, integer(1), Rule(lambda o: ..., "at least max_num_seqs={max_num_seqs}"))
+    max_num_seqs: int | None = option(None, none_or(integer(1)))
+    tensor_parallel_size: int = option(1, integer(1), Rule(lambda o: ..., "1 with batch_invariant={batch_invariant}"))
 """  # fmt: skip
 
 from collections.abc import Callable

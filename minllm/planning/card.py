@@ -36,7 +36,7 @@ def plan_rows(plan: Plan, predicted_ms: float | None = None, prefill_ms: float |
         ("", policy_words(plan)),
         *([("", window_words(plan))] if plan.window_bytes else []),
         *([("", f"layers with a sliding window keep {plan.sliding_window:,} tokens")] if plan.sliding_window else []),
-        ("  one forward", f"{giga(plan.activation_bytes)}{each}: activations and logits"),
+        ("  one forward", f"{giga(plan.activation_bytes)}{each}: activations and logits; {limits_words(plan)}"),
         ("  in all", f"{giga(used)}{each}: {'fits' if plan.fits else f'does not fit, {giga(used - plan.budget_bytes)} too much'}"),
         ("KV bytes per token", kv_line(plan)),
         ("largest batch", largest_batch_line(plan)),
@@ -74,6 +74,11 @@ def experts_words(plan: Plan) -> str:
     """The numbers that one token multiplies by, and the experts that a decode step reads."""
     active = f"{plan.active_parameters / 1e9:.3g} billion of them for one token"
     return f"{active}; a decode step reads about {plan.touched_experts:.3g} experts of each layer, if tokens choose uniformly"
+
+
+def limits_words(plan: Plan) -> str:
+    """The engine's limits of a step, for whose tokens there must be memory."""
+    return f"by default a step has at most {plan.max_num_seqs:,} sequences and {plan.max_num_batched_tokens:,} tokens"
 
 
 def policy_words(plan: Plan) -> str:

@@ -17,14 +17,13 @@ from minllm import costs
 from minllm.cache.capacity import activation_bytes
 from minllm.costs.parameters import expert_parameters, layer_matrices
 from minllm.costs.pipeline import last_stage, micro_batches
+from minllm.costs.step_limits import step_limits
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.models.parts.experts import touched_experts
 from minllm.planning.floor import Floor, Passes, step_floor
 from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, best_rate, kv_itemsize, kv_window
-
-STEP_TOKENS = 2048  # tokens for which a step must have memory: the engine's max_num_batched_tokens
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,8 @@ class Plan:
     window_bytes: int  # residual window of one sequence, included in kv_bytes
     sliding_window: int  # tokens that layers with a sliding window keep, if they keep no more
     kv_wasted_share: float  # share of the allocated blocks or pages that holds no token
+    max_num_seqs: int  # sequences of a step of the engine, unless its options say otherwise
+    max_num_batched_tokens: int  # tokens of such a step
     activation_bytes: int
     memory_bytes: int
     budget_bytes: int  # memory times memory_share
@@ -137,6 +138,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         sequence_bytes, held_bytes = costs.local_block_bytes(part, wishes.context, wishes.policy.block_size, kv_item)
     window_bytes = costs.ring_tokens(wishes.residual_window) * costs.kv_bytes_per_token(part, weights.itemsize)
     budget = int(gpu.memory_gb * 1e9 * wishes.memory_share)
+    limits = step_limits(part, weights, kv_token, budget - part_weights, gpu)
     return Plan(
         wishes=wishes,
         parameters=costs.parameter_count(config),
@@ -151,10 +153,12 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         window_bytes=window_bytes,
         sliding_window=window,
         kv_wasted_share=1 - held_bytes / sequence_bytes,
-        activation_bytes=forward_bytes(part, wishes.batch, weights.itemsize),
+        max_num_seqs=limits.sequences,
+        max_num_batched_tokens=limits.tokens,
+        activation_bytes=forward_bytes(part, wishes.batch, weights.itemsize, limits.tokens),
         memory_bytes=int(gpu.memory_gb * 1e9),
         budget_bytes=budget,
-        largest_batch=largest_batch(part, budget - part_weights, sequence_bytes + window_bytes, weights.itemsize),
+        largest_batch=largest_batch(part, budget - part_weights, sequence_bytes + window_bytes, weights.itemsize, limits.tokens),
         bandwidth_tb_s=gpu.ceiling_tb_s,
         bandwidth_source=gpu.ceiling_source,
         tflops=tflops,
@@ -172,17 +176,17 @@ def ridge_batch(config: ModelConfig, itemsize: float, tflops: float, bandwidth_t
     return itemsize * tflops / (2 * bandwidth_tb_s) * matrices / multiplied
 
 
-def forward_bytes(config: ModelConfig, batch: int, itemsize: int) -> int:
-    """Bytes of activations and logits of a forward with STEP_TOKENS tokens, or `batch` tokens if that is more."""
+def forward_bytes(config: ModelConfig, batch: int, itemsize: int, tokens: int) -> int:
+    """Bytes of activations and logits of a forward with `tokens` tokens, or `batch` tokens if that is more."""
     widest = costs.widest_activation(config)
-    return activation_bytes(max(STEP_TOKENS, batch), batch, config.hidden_size, widest, config.vocab_size, itemsize)
+    return activation_bytes(max(tokens, batch), batch, config.hidden_size, widest, config.vocab_size, itemsize)
 
 
-def largest_batch(config: ModelConfig, room: int, sequence_bytes: int, itemsize: int) -> int:
-    """The largest number of sequences with `sequence_bytes` of cache each that fits in `room` bytes."""
-    fixed = forward_bytes(config, 0, itemsize)
-    logits = forward_bytes(config, 1, itemsize) - fixed
+def largest_batch(config: ModelConfig, room: int, sequence_bytes: int, itemsize: int, tokens: int) -> int:
+    """The largest number of sequences with `sequence_bytes` of cache each that fits in `room` bytes, in steps of `tokens` tokens."""
+    fixed = forward_bytes(config, 0, itemsize, tokens)
+    logits = forward_bytes(config, 1, itemsize, tokens) - fixed
     batch = (room - fixed) // (sequence_bytes + logits)
-    if batch > STEP_TOKENS:  # every sequence then also needs the activations of one token
-        batch = max(STEP_TOKENS, room // (sequence_bytes + logits + fixed // STEP_TOKENS))
+    if batch > tokens:  # every sequence then also needs the activations of one token
+        batch = max(tokens, room // (sequence_bytes + logits + fixed // tokens))
     return max(0, batch)

@@ -140,6 +140,7 @@ def model_card(llm: AsyncLLM) -> dict[str, Any]:
         "vocab_size": engine.model.config.vocab_size,
         "device": llm.device,
         "max_num_seqs": llm._llm.options.max_num_seqs,
+        "max_num_batched_tokens": llm._llm.options.max_num_batched_tokens,
         "has_chat_template": tokenizer.has_chat_template,
         "chat_templates": "\n".join(tokenizer.chat_templates.values()),
         "max_new_tokens": engine.generation_config.max_new_tokens,

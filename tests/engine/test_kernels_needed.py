@@ -234,7 +234,7 @@ def test_what_cannot_be_known_ahead_is_compiled_when_it_is_launched(monkeypatch)
     given = dict(config=config, cache=cache_shape(config, np.dtype(np.float16), 16), max_model_len=64, params=SamplingParams())
     with dry_run(H200):
         own = precompile(weight_format=None, options=EngineOptions(kernel_variants={"matmul": lambda *_: None}), **given)
-        planned = precompile(weight_format=SIGN_AND_SCALE, options=EngineOptions(), **given)
+        planned = precompile(weight_format=SIGN_AND_SCALE, options=EngineOptions(max_num_seqs=256, max_num_batched_tokens=2048), **given)
     for work in (own, planned):
         with work:
             work.wait(lambda *_: pytest.fail("there is nothing to report"))

@@ -20,6 +20,7 @@ PLAN = {
     "activations": "activation_bytes", "memory": "memory_bytes", "budget": "budget_bytes", "fits": "fits", "largestBatch": "largest_batch",
     "bandwidth": "bandwidth_tb_s", "bandwidthSource": "bandwidth_source", "tflops": "tflops", "tflopsSource": "tflops_source",
     "ridgeBatch": "ridge_batch", "activeParameters": "active_parameters", "touchedExperts": "touched_experts",
+    "maxTokens": "max_num_batched_tokens",
 }  # fmt: skip
 FLOOR = {
     "bytes": "bytes", "flops": "flops", "memoryMs": "memory_ms", "computeMs": "compute_ms", "linkMs": "link_ms", "floorMs": "floor_ms",

@@ -130,17 +130,18 @@ def test_the_largest_batch_fits_and_one_more_does_not(context, dtype):
 
 @pytest.mark.parametrize("sequence_bytes", [1, 10_000, 300_000, 10**9])
 @pytest.mark.parametrize("room", [0, 10**8, 10**9, 10**11])
-def test_the_largest_batch_equals_a_search(room, sequence_bytes):
+@pytest.mark.parametrize("tokens", [512, 2048])
+def test_the_largest_batch_equals_a_search(tokens, room, sequence_bytes):
     config = parse_model_config(FAMILIES["llama"])
 
     def fits(batch):
-        return batch * sequence_bytes + forward_bytes(config, batch, 2) <= room
+        return batch * sequence_bytes + forward_bytes(config, batch, 2, tokens) <= room
 
     low, high = 0, 2**40
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    assert largest_batch(config, room, sequence_bytes, 2) == low
+    assert largest_batch(config, room, sequence_bytes, 2, tokens) == low
 
 
 def test_quantised_weights_take_fewer_bytes_and_multiply_where_the_gpu_can():

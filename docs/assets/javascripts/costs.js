@@ -7,7 +7,8 @@ const LOGIT_BYTES = 4;
 const ANGLE_BYTES = 4;
 const ID_AND_WEIGHT_BYTES = 8;
 const BLOCK_SIZE = 16;
-const STEP_TOKENS = 2048;
+// minllm/costs/step_limits.py: tokens of a step with 16-bit weights, of which steps are multiples, and the speed of 8-bit codes.
+const STEP_TOKENS = 2048, TOKEN_STEP = 512, TOKENS_PER_SEQUENCE = 8, ACTIVATION_SHARE = 4, SPEED_OF_CODES = 1.85 / 1.012;
 
 const GEMMA = {
   hidden_size: 2304, intermediate_size: 9216, num_hidden_layers: 26, num_attention_heads: 8, num_key_value_heads: 4, head_dim: 256,
@@ -331,16 +332,25 @@ function ncclMicroseconds(gpu, ranks, messageBytes) {
   return times[above - 1] + share * (times[above] - times[above - 1]);
 }
 
-function forwardBytes(c, batch, item) {
-  const ofMlp = c.experts ? Math.max(c.perToken * Math.max(2 * c.inner, c.hidden), 2 * c.sharedInner) : 2 * c.inner;
-  const widest = Math.max(queryWidth(c) + keyValueWidth(c), ofMlp);
-  return Math.max(STEP_TOKENS, batch) * item * (5 * widest + 4 * c.hidden) + 2 * LOGIT_BYTES * batch * c.vocab;
+// minllm/costs/step_limits.py: the most tokens of a step with `room` bytes beside the weights.
+export function stepTokens(c, format, room, gpu) {
+  const multipliesCodes = ["fp8_tflops", "int8_tops"].includes(format.rates[0]) && gpu[format.rates[0]] !== null;
+  const tokens = Math.round((STEP_TOKENS * (multipliesCodes ? SPEED_OF_CODES : 1)) / TOKEN_STEP) * TOKEN_STEP;
+  if (room <= 0) return tokens;
+  const fitting = Math.floor((room * TOKENS_PER_SEQUENCE) / (ACTIVATION_SHARE * forwardBytes(c, 1, format.itemsize, TOKENS_PER_SEQUENCE)));
+  return Math.max(TOKEN_STEP, Math.min(tokens, Math.floor(fitting / TOKEN_STEP) * TOKEN_STEP));
 }
 
-function largestBatch(c, room, sequenceBytes, item) {
-  const fixed = forwardBytes(c, 0, item), logits = forwardBytes(c, 1, item) - fixed;
+function forwardBytes(c, batch, item, tokens) {
+  const ofMlp = c.experts ? Math.max(c.perToken * Math.max(2 * c.inner, c.hidden), 2 * c.sharedInner) : 2 * c.inner;
+  const widest = Math.max(queryWidth(c) + keyValueWidth(c), ofMlp);
+  return Math.max(tokens, batch) * item * (5 * widest + 4 * c.hidden) + 2 * LOGIT_BYTES * batch * c.vocab;
+}
+
+function largestBatch(c, room, sequenceBytes, item, tokens) {
+  const fixed = forwardBytes(c, 0, item, tokens), logits = forwardBytes(c, 1, item, tokens) - fixed;
   let batch = Math.floor((room - fixed) / (sequenceBytes + logits));
-  if (batch > STEP_TOKENS) batch = Math.max(STEP_TOKENS, Math.floor(room / (sequenceBytes + logits + fixed / STEP_TOKENS)));
+  if (batch > tokens) batch = Math.max(tokens, Math.floor(room / (sequenceBytes + logits + fixed / tokens)));
   return Math.max(0, batch);
 }
 
@@ -392,14 +402,15 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
   const machine = { config, allStages, part, gpu, tflops, degree, item, pricePerHour }, together = microBatches(batch, stages);
   const decode = (model) => sumOf(decodeStages(model, together.sequences, context, items));
   const prefill = (model) => sumOf(prefillStages(model, context, items));
-  const kv = batch * sequence, activations = forwardBytes(part, batch, item);
+  const maxTokens = stepTokens(part, format, budget - weights, gpu);
+  const kv = batch * sequence, activations = forwardBytes(part, batch, item, maxTokens);
   return {
     parameters: parameterCount(config), weights, allWeights: weightBytes(config, item, matrixBytes), kv, kvToken,
     allKvToken: kvBytesPerToken(config, kvItem), ungroupedKvToken: ungroupedKvBytesPerToken(config, kvItem), activations,
     memory: Math.floor(gpu.memory_gb * 1e9), budget, fits: weights + kv + activations <= budget,
-    largestBatch: largestBatch(part, budget - weights, sequence, item),
+    largestBatch: largestBatch(part, budget - weights, sequence, item, maxTokens),
     bandwidth: bandwidth(gpu), bandwidthSource: gpu.measured_copy_tb_s ? "measured copy" : "data sheet", tflops, tflopsSource,
-    activeParameters: activeParameters(config), touchedExperts: config.experts ? touchedExperts(config, together.sequences) : null,
+    maxTokens, activeParameters: activeParameters(config), touchedExperts: config.experts ? touchedExperts(config, together.sequences) : null,
     ridgeBatch: ((format.matrix_itemsize * tflops) / (2 * bandwidth(gpu))) * (layerMatrixParameters(config)
       / (layerMatrixParameters(config) - (config.experts - config.perToken) * expertParameters(config))),
     decode: stepFloor(decode, together, together.sequences, together.sequences, batch, machine),

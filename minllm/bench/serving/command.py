@@ -109,7 +109,7 @@ def run(
 def opened_engine(model: str, options: dict[str, Any], max_model_len: int | None) -> Iterator[tuple[Engine, int]]:
     """A context with the engine of a model and its vocabulary size; frees the memory of earlier engines first."""
     free_memory(options)
-    with opened_model(model, dict(max_num_seqs=EngineOptions.max_num_seqs) | options, max_model_len) as llm:
+    with opened_model(model, dict(max_num_seqs=None) | options, max_model_len) as llm:
         yield llm.llm_engine, llm.engine.model.config.vocab_size
 
 

@@ -21,19 +21,17 @@ from minllm.bench.generate import opened_model, write_shape
 from minllm.bench.record import Row, console, device_of, write_rows
 from minllm.engine.async_llm import AsyncLLM
 from minllm.engine.llm import LLM
-from minllm.engine.options import EngineOptions
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.models.source import bundled_model
 
 PROMPT_CHARACTERS = 1000
 MAX_MODEL_LEN = 1024
-MAX_NUM_SEQS = EngineOptions().max_num_seqs
 
 
 def run(model: str, options: dict[str, Any], *, num_prompts: int, tokens: int, repeats: int, json_file: Path | None) -> None:
     """Measure, print a line per variant, write the record. `options` are those of LLM()."""
     out = console(json_file)
-    with opened_model(model, dict(max_num_seqs=MAX_NUM_SEQS) | options, MAX_MODEL_LEN, write_shape_with_words) as llm:
+    with opened_model(model, dict(max_num_seqs=None) | options, MAX_MODEL_LEN, write_shape_with_words) as llm:
         case = f"{model}, {num_prompts} text prompts of {PROMPT_CHARACTERS} characters, {tokens} tokens each"
         found = measure(llm, num_prompts, tokens, repeats)
         device = device_of(llm)

@@ -10,11 +10,13 @@ from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import BenchRequest, longest
 from minllm.costs import kv_bytes_per_token, weight_bytes
 from minllm.costs.serving import StepCosts
+from minllm.costs.step_limits import step_limits
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import gpu_named
 from minllm.models.shapes import find_config
 from minllm.planning.formats import best_rate
+from minllm.weights.formats import WEIGHT_FORMATS
 
 SIMULATED = ("scheduling_policy", "preemption", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "device")
 DEFAULTS = dict(dtype="auto", kv_cache_dtype="auto", enable_prefix_caching=False)
@@ -44,10 +46,13 @@ def simulated_gpu(
     _, config = find_config(model)
     costs = StepCosts.of(config, gpu.ceiling_tb_s, best_rate(gpu, "bfloat16")[0])
     room = int(gpu.memory_gb * 1e9 * EngineOptions.gpu_memory_utilization) - weight_bytes(config)
+    limits = step_limits(config, WEIGHT_FORMATS["bfloat16"], kv_bytes_per_token(config), room, gpu)
+    defaults = dict(max_num_seqs=limits.sequences, max_num_batched_tokens=limits.tokens)
 
     @contextmanager
     def open_engine(options: dict[str, Any]) -> Iterator[tuple[SimulatedEngine, int]]:
-        chosen = {name: options[name] for name in ("preemption", "max_num_seqs", "max_num_batched_tokens") if name in options}
+        names = ("preemption", *defaults)
+        chosen = defaults | {name: options[name] for name in names if options.get(name) is not None}
         tokens = options.get("kv_cache_memory_bytes", room) // kv_bytes_per_token(config)
         policy = options.get("scheduling_policy", EngineOptions.scheduling_policy)
         yield SimulatedEngine(costs, policy, kv_cache_tokens=tokens, clock=clock, **chosen), config.vocab_size

@@ -57,6 +57,7 @@ from minllm.runtime.compile_ahead import CompileAhead
 class Engine:
     """The parts that LLM() has made from its options."""
 
+    options: EngineOptions  # with the limits of a step, which the engine sets if they were not given
     path: Path  # the model's directory or file
     device: str  # "cpu" or "cuda"
     ops: Ops
@@ -114,7 +115,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     memory = _make_memory(plan, model, draft)
     runner = _make_runner(plan, model, memory, draft)
     return Engine(
-        plan.source.path, plan.device, plan.ops, model=model, tokenizer=plan.tokenizer, generation_config=plan.generation_config,
+        plan.options, plan.source.path, plan.device, plan.ops, model=model, tokenizer=plan.tokenizer, generation_config=plan.generation_config,
         eos_token_ids=_eos_token_ids(plan.generation_config, plan.config, plan.tokenizer), max_model_len=memory.max_model_len,
         cache=memory.cache, cache_policy=memory.policy, scheduler=_make_scheduler(plan, memory, draft), runner=runner,
     )  # fmt: skip

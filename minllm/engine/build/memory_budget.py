@@ -13,6 +13,7 @@ import numpy as np
 from minllm.cache.block_pool import blocks_needed
 from minllm.cache.capacity import CacheBudget, activation_bytes
 from minllm.costs.parameters import widest_activation
+from minllm.costs.step_limits import STEP_LIMITS
 from minllm.engine.options import BLOCK_SIZE, EngineOptions
 from minllm.errors import OutOfMemoryError
 from minllm.kernels.slots.state import slot_layout
@@ -63,7 +64,7 @@ def check_sizes_fit(device: str, ops: Any, config: ModelConfig, options: EngineO
             f"swap_space_bytes={options.swap_space_bytes:,} is more than the {host:,} bytes of memory that this machine has free: lower it."
         )
     tokens = min(options.max_num_batched_tokens, options.max_num_seqs * max_model_len)
-    if device == "cpu" and tokens > EngineOptions.max_num_batched_tokens:  # on a GPU the budget of the KV cache has it
+    if device == "cpu" and tokens > STEP_LIMITS.tokens:  # on a GPU the budget of the KV cache has it
         each = activation_bytes(1, 0, config.hidden_size, widest_activation(config), config.vocab_size, HOST_WEIGHT.itemsize)
         if tokens * each > host:
             raise OutOfMemoryError(

@@ -9,6 +9,7 @@ from minllm.engine.build.compute_dtype import compute_dtype
 from minllm.engine.build.max_model_len import wanted_model_len
 from minllm.engine.build.memory_budget import cache_budget, check_sizes_fit, check_weights_fit
 from minllm.engine.build.ops import check_own_kernels, check_soft_cap, make_ops
+from minllm.engine.build.step_limits import with_step_limits
 from minllm.engine.build.weights import check_expert_widths, chosen_format, model_source, open_model
 from minllm.engine.options import BLOCK_SIZE, EngineOptions
 from minllm.engine.ranks.share import RankShare
@@ -26,7 +27,7 @@ from minllm.weights.stored import StoredWeights
 class Plan:
     """The decisions that all parts of an engine share."""
 
-    options: EngineOptions
+    options: EngineOptions  # max_num_seqs and max_num_batched_tokens are numbers
     share: RankShare | None  # this rank's share of the model; None for a single rank
     source: ModelSource
     config: ModelConfig  # the whole model's
@@ -67,6 +68,7 @@ def plan_engine(options: EngineOptions, share: RankShare | None) -> Plan:
     shape = cache_shape(part, ops.dtype, options.block_size or BLOCK_SIZE, options.kv_cache_dtype, options.kv_cache_residual_window or 0)
     shape = with_sliding_layers(shape, part, options) if share is None else share.shared(shape, ops)
     check_shape(device, shape)
+    options = with_step_limits(options, device, ops, part, weight_format, shape, share)
     plan = Plan(options, share, source, config, part, checkpoint, tokenizer, generation_config, device, weight_format, ops, shape)
     plan = replace(plan, wanted_len=wanted_model_len(options, config, shape, plan.budget()))
     check_weights_fit(device, ops, part, weight_format)

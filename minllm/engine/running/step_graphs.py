@@ -3,7 +3,8 @@
 A launch costs the host about 0.1 ms of checks and look-ups, and a step has hundreds of launches. So a step is padded to the next size that
 has a graph, and the replay of a graph is one launch:
 
-    tokens    powers of two up to 256, then multiples of 256; if all sequences decode, their number: 1, 2, 4 and multiples of 8; if they
+    tokens    powers of two up to 256, then multiples of 256; if all sequences decode, their number: 1, 2, 4 and multiples of 8; steps of
+              more than 2,048 tokens, or 256 decodes, double these distances, so that the number of graphs does not grow; if sequences
               verify drafts, 4, 5 or 6 times a power of two
     decodes   sequences that decode, which come first; beside prompts up to 32, up to 128, or all; with drafts a power of two
     prompts   the other sequences: one alone, or up to 32 beside those that decode
@@ -38,7 +39,8 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.ops.batch import Batch, RecentTokens
 
 SHORTEST_CONTEXT = 1024  # tokens that the narrowest block tables cover
-TOKEN_STEP = 256  # above 256, numbers of tokens are multiples of 256
+DECODE_STEP, TOKEN_STEP = 8, 256  # above them, numbers of decodes and of tokens are multiples
+MOST_DECODE_STEPS, MOST_TOKEN_STEPS = 32, 8  # numbers of multiples beyond which the distance doubles
 MOST_PROMPTS = 32  # more prompts in one step are computed kernel by kernel
 MIXED_SIZES = (32, 128)
 ROW_FRACTIONS = (4, 5, 6)  # numbers of rows are these times a power of two, including 2, 3, 4 and 5 rows of 64 sequences
@@ -77,7 +79,8 @@ class GraphKey(NamedTuple):
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """The numbers of sequences that decode for which graphs are captured."""
-    return sorted({1, 2, 4, *range(8, max_num_seqs, 8), max_num_seqs} & set(range(1, max_num_seqs + 1)))
+    sizes = powers_and_multiples(max_num_seqs, DECODE_STEP, MOST_DECODE_STEPS)
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
 
 def mixed_sizes(max_num_seqs: int) -> list[int]:
@@ -98,8 +101,17 @@ def verification_sizes(max_num_seqs: int, query_len: int) -> dict[int, list[int]
 
 def token_sizes(most: int) -> list[int]:
     """The numbers of tokens, in steps with prompts, for which graphs are captured."""
-    powers = [1 << i for i in range(TOKEN_STEP.bit_length() - 1)]
-    return [*powers, *range(TOKEN_STEP, most + TOKEN_STEP, TOKEN_STEP)]
+    return powers_and_multiples(most, TOKEN_STEP, MOST_TOKEN_STEPS)
+
+
+def powers_and_multiples(most: int, step: int, most_steps: int) -> list[int]:
+    """Powers of two below `step`, and its multiples, the last of which is at least `most`.
+
+    step: a power of two, which is doubled until at most `most_steps` multiples are needed.
+    """
+    while most > step * most_steps:
+        step *= 2
+    return [*(1 << i for i in range(step.bit_length() - 1)), *range(step, most + step, step)]
 
 
 def table_widths(columns: int, block_size: int) -> list[int]:

@@ -92,7 +92,7 @@ def test_a_gpus_memory_is_shared_out_by_options():
     """Advice names the options that divide a GPU's memory, with what they are now."""
     ops = SimpleNamespace(dtype=np.dtype(np.float16), device_memory=lambda: (100_000, 900_000))
     config = read_model_config(model_directory("llama3"))
-    options = EngineOptions(gpu_memory_utilization=0.8, max_num_batched_tokens=7)
+    options = EngineOptions(gpu_memory_utilization=0.8, max_num_seqs=256, max_num_batched_tokens=7)
     budget = memory_budget.cache_budget("cuda", ops, config, options)
     assert budget.num_bytes < 0
     assert "raise gpu_memory_utilization=0.8, lower max_num_batched_tokens=7 or max_num_seqs=256" in budget.advice
