@@ -334,7 +334,7 @@ function ncclMicroseconds(gpu, ranks, messageBytes) {
 
 // minllm/costs/step_limits.py: the most tokens of a step with `room` bytes beside the weights.
 export function stepTokens(c, format, room, gpu) {
-  const multipliesCodes = ["fp8_tflops", "int8_tops"].includes(format.rates[0]) && gpu[format.rates[0]] !== null;
+  const multipliesCodes = !c.experts && ["fp8_tflops", "int8_tops"].includes(format.rates[0]) && gpu[format.rates[0]] !== null;
   const tokens = Math.round((STEP_TOKENS * (multipliesCodes ? SPEED_OF_CODES : 1)) / TOKEN_STEP) * TOKEN_STEP;
   if (room <= 0) return tokens;
   const fitting = Math.floor((room * TOKENS_PER_SEQUENCE) / (ACTIVATION_SHARE * forwardBytes(c, 1, format.itemsize, TOKENS_PER_SEQUENCE)));

@@ -115,7 +115,7 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     memory = _make_memory(plan, model, draft)
     runner = _make_runner(plan, model, memory, draft)
     return Engine(
-        plan.options, plan.source.path, plan.device, plan.ops, model=model, tokenizer=plan.tokenizer, generation_config=plan.generation_config,
+        plan.options, plan.source.path, plan.device, plan.ops, model, plan.tokenizer, plan.generation_config,
         eos_token_ids=_eos_token_ids(plan.generation_config, plan.config, plan.tokenizer), max_model_len=memory.max_model_len,
         cache=memory.cache, cache_policy=memory.policy, scheduler=_make_scheduler(plan, memory, draft), runner=runner,
     )  # fmt: skip

@@ -22,8 +22,8 @@ def with_step_limits(
 ) -> EngineOptions:  # fmt: skip
     """The options with max_num_seqs and max_num_batched_tokens, which are the given ones, or else costs/step_limits.py's for the device.
 
-    part: the model, or a rank's part. If several ranks share the model, the rank with the least memory decides for all. Raises
-    InvalidOptionError if num_speculative_tokens is above what the limits allow.
+    part: the model, or a rank's part. If several ranks share the model, the rank with the least memory decides for all. A given
+    max_num_seqs raises the tokens of a step on a GPU above itself.
     """
     sequences, tokens = options.max_num_seqs, options.max_num_batched_tokens
     if sequences is not None and tokens is not None:

@@ -141,6 +141,9 @@ def steps_ended(llm):
 def test_sizes_and_widths():
     assert decode_sizes(1) == [1] and decode_sizes(3) == [1, 2, 3] and decode_sizes(20) == [1, 2, 4, 8, 16, 20]
     assert token_sizes(600) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768]
+    assert decode_sizes(257)[:6] == [1, 2, 4, 8, 16, 32] and token_sizes(3584)[-3:] == [2560, 3072, 3584]
+    assert all(len(decode_sizes(most)) <= len(decode_sizes(256)) + 2 for most in range(1, 1025))
+    assert all(len(token_sizes(most)) <= len(token_sizes(2048)) + 2 for most in range(1, 8193))
     assert table_widths(16, 16) == [16] and table_widths(64, 16) == [64] and table_widths(500, 16) == [64, 256, 500]
     assert [next_size(count, [1, 2, 4, 8]) for count in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, None]
 
