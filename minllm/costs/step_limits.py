@@ -7,10 +7,11 @@ bytes, and then takes
 
 A larger step hardly raises throughput, and every sequence that decodes in it waits longer for its token. So T is a fixed number for 16-bit
 weights, 2,048, four times the ridge or more on every GPU of machine/hardware.py, and in proportion to C for others: their steps take as
-long. Weights whose codes 8-bit tensor cores multiply have a larger C. Weights of 4 bits are widened first, and have that of 16 bits. So do
-experts: in 8 bits their GEMMs were measured to be no faster than in 16 (docs/results.md).
+long. By the data sheets, 8-bit tensor cores multiply codes at twice the rate of 16 bits (GeForce cards int8 at more, which was not measured
+and counts as twice). Weights of 4 bits are widened first, and have C of 16 bits. So do experts: in 8 bits their GEMMs were measured to be no
+faster than in 16 (docs/results.md).
 
-    T = 2048 C / C_16            in multiples of 512
+    T = 2048 C / C_16            4,096 for 8-bit codes
     N = T / 8                    sequences: a step of decodes alone is near the ridge, and a full step is mostly prompts
 
 On a GPU with little memory beside the weights, M bytes, activations take at most a quarter of it, and each sequence must find room for 64
@@ -19,9 +20,15 @@ tokens of k bytes of keys and values:
     T <= M / (4 a)               a activation bytes per token, with an eighth of a row of logits; but at least 512
     N <= M / (64 k)              but at least 32
 
-16-bit weights were measured with 2,048 tokens and 256 sequences. In fp8 on an H200, the 8B shape reached 28,796 tokens/s with 512 sequences
-and 2,048 tokens, and 2.8 % more with 1,024 and 16,384, while the 99th percentile of the time between tokens grew from 33 to 229 ms
-(docs/serving-metrics.md).
+16-bit weights were measured with 2,048 tokens and 256 sequences. The 8B shape in fp8 with an fp8 cache, 1,024 requests of 128 tokens and 128
+new ones, one NVIDIA H200, 2026-11-28, commit 8f930cfa, one run of each:
+
+    N    T        output tokens/s    ITL p99      TPOT p50
+    256  2,048             26,280    28.5 ms       8.9 ms
+    448  3,584             26,861    50.7 ms      14.7 ms
+    512  4,096             29,374    56.3 ms      15.7 ms
+
+With 448 places these 1,024 requests run in batches of 448, 448 and 128. Beyond 512 and 4,096 little is gained (docs/serving-metrics.md).
 
 Source of the ridge: Pope et al. 2023, "Efficiently Scaling Transformer Inference", section 2.
 """
@@ -30,15 +37,15 @@ from typing import NamedTuple
 
 from minllm.cache.capacity import activation_bytes
 from minllm.costs.parameters import widest_activation
-from minllm.costs.step_time import CODES_OF_GEMM, OF_GEMM
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import SIXTEEN_BITS
 
 EIGHT_BITS = ("fp8_tflops", "int8_tops")
+SPEED_OF_CODES = 2  # C of 8-bit codes, in C_16
 TOKENS_PER_SEQUENCE = 8
-TOKEN_STEP = 512
+TOKEN_STEP = 512  # fewer tokens than usual are a multiple of it
 FEWEST_SEQUENCES = 32
 SHORTEST_CONTEXT = 64  # tokens for which each sequence must have room
 ACTIVATION_SHARE = 4  # activations take at most 1 / ACTIVATION_SHARE of the memory beside the weights
@@ -60,8 +67,8 @@ def step_limits(config: ModelConfig, weight_format: WeightFormat, kv_token_bytes
     config: of one GPU's part of the model. kv_token_bytes: bytes of a token's keys and values there. room: bytes beside the weights; if
     the weights do not fit, the limits are those of ample memory. gpu: None for a GPU that machine/hardware.py lacks.
     """
-    speed = CODES_OF_GEMM / OF_GEMM if not config.num_experts and multiplies_codes(weight_format, gpu) else 1
-    tokens = round(STEP_LIMITS.tokens * speed / TOKEN_STEP) * TOKEN_STEP
+    is_faster = not config.num_experts and multiplies_codes(weight_format, gpu)
+    tokens = STEP_LIMITS.tokens * (SPEED_OF_CODES if is_faster else 1)
     if room <= 0:
         return StepLimits(tokens // TOKENS_PER_SEQUENCE, tokens)
     sizes = config.hidden_size, widest_activation(config), config.vocab_size, weight_format.itemsize

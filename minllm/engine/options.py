@@ -137,13 +137,13 @@ class EngineOptions:
     """Who starts the ranks: None or "mp", this LLM, on one host; "external_launcher", torchrun, mpirun or srun, on one host or on several:
     every process makes the same calls, and all get the outputs (engine/ranks/launched.py)."""
 
-    max_num_seqs: int | None = option(None, none_or(integer(1)))
-    """The most sequences computed together; by default 256 with 16-bit weights, 448 with 8-bit ones, fewer on a GPU with little memory
+    max_num_seqs: int = option(None, none_or(integer(1)))
+    """The most sequences computed together; by default 256 with 16-bit weights, 512 with 8-bit ones, fewer on a GPU with little memory
     (costs/step_limits.py)."""
 
-    max_num_batched_tokens: int | None = option(None, none_or(integer(1)))
+    max_num_batched_tokens: int = option(None, none_or(integer(1)))
     """The token budget of a step: the tokens of all that decode, and prompt tokens up to this sum; by default 2,048 with 16-bit weights,
-    3,584 with 8-bit ones, fewer on a GPU with little memory."""
+    4,096 with 8-bit ones, fewer on a GPU with little memory."""
 
     scheduling_policy: str = option("split_fuse", one_of(*SCHEDULING_POLICIES))
     """Which tokens a step computes: "split_fuse" (all decodes, then prompts in chunks up to the budget), "in_flight" (decodes and whole

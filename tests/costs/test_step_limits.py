@@ -58,7 +58,7 @@ def test_weights_that_16_bit_instructions_multiply_keep_the_measured_limits(name
 
 
 def test_codes_need_tensor_cores_for_them():
-    assert limits("fp8") == limits("int8") == limits("int8", gpu=None) == StepLimits(448, 3584)
+    assert limits("fp8") == limits("int8") == limits("int8", gpu=None) == StepLimits(512, 4096)
     assert limits("int8", gpu=gpu_named("v100")[1]) == limits("fp8", gpu=gpu_named("a100")[1]) == StepLimits(256, 2048)
     assert limits("fp8", config=named_config("qwen3-30b-a3b")) == StepLimits(256, 2048)
 
@@ -71,7 +71,7 @@ def test_a_step_of_codes_takes_about_as_long_as_one_in_16_bits():
         stages = forward_stages(LLAMA, Sizes(tokens, 1, visible=0, read=0, weight_format=weights))
         projections = [stage for stage in stages if "projection" in stage.name]
         seconds[name] = sum(product_seconds(stage, tokens, LLAMA.num_hidden_layers, rates, weights) for stage in projections)
-    assert seconds["fp8"] == pytest.approx(seconds["bfloat16"], rel=0.05)
+    assert seconds["fp8"] == pytest.approx(seconds["bfloat16"], rel=0.12)
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -8,7 +8,7 @@ const ANGLE_BYTES = 4;
 const ID_AND_WEIGHT_BYTES = 8;
 const BLOCK_SIZE = 16;
 // minllm/costs/step_limits.py: tokens of a step with 16-bit weights, of which steps are multiples, and the speed of 8-bit codes.
-const STEP_TOKENS = 2048, TOKEN_STEP = 512, TOKENS_PER_SEQUENCE = 8, ACTIVATION_SHARE = 4, SPEED_OF_CODES = 1.85 / 1.012;
+const STEP_TOKENS = 2048, TOKEN_STEP = 512, TOKENS_PER_SEQUENCE = 8, ACTIVATION_SHARE = 4, SPEED_OF_CODES = 2;
 
 const GEMMA = {
   hidden_size: 2304, intermediate_size: 9216, num_hidden_layers: 26, num_attention_heads: 8, num_key_value_heads: 4, head_dim: 256,
@@ -335,7 +335,7 @@ function ncclMicroseconds(gpu, ranks, messageBytes) {
 // minllm/costs/step_limits.py: the most tokens of a step with `room` bytes beside the weights.
 export function stepTokens(c, format, room, gpu) {
   const multipliesCodes = !c.experts && ["fp8_tflops", "int8_tops"].includes(format.rates[0]) && gpu[format.rates[0]] !== null;
-  const tokens = Math.round((STEP_TOKENS * (multipliesCodes ? SPEED_OF_CODES : 1)) / TOKEN_STEP) * TOKEN_STEP;
+  const tokens = STEP_TOKENS * (multipliesCodes ? SPEED_OF_CODES : 1);
   if (room <= 0) return tokens;
   const fitting = Math.floor((room * TOKENS_PER_SEQUENCE) / (ACTIVATION_SHARE * forwardBytes(c, 1, format.itemsize, TOKENS_PER_SEQUENCE)));
   return Math.max(TOKEN_STEP, Math.min(tokens, Math.floor(fitting / TOKEN_STEP) * TOKEN_STEP));

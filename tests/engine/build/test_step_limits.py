@@ -44,8 +44,8 @@ def test_a_cpu_keeps_its_limits():
 
 
 def test_given_numbers_win(resolved):
-    assert resolved() == (448, 3584) and resolved(weight_format=None) == (256, 2048)
-    assert resolved(max_num_seqs=7) == (7, 3584) and resolved(max_num_batched_tokens=7) == (448, 7)
+    assert resolved() == (512, 4096) and resolved(weight_format=None) == (256, 2048)
+    assert resolved(max_num_seqs=7) == (7, 4096) and resolved(max_num_batched_tokens=7) == (512, 7)
     assert resolved(max_num_seqs=5000) == (5000, 5001) and resolved(max_num_seqs=5000, max_num_batched_tokens=9) == (5000, 9)
 
 
