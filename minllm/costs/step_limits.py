@@ -7,9 +7,9 @@ bytes, and then takes
 
 A larger step hardly raises throughput, and every sequence that decodes in it waits longer for its token. So T is a fixed number for 16-bit
 weights, 2,048, four times the ridge or more on every GPU of machine/hardware.py, and in proportion to C for others: their steps take as
-long. By the data sheets, 8-bit tensor cores multiply codes at twice the rate of 16 bits (GeForce cards int8 at more, which was not measured
-and counts as twice). Weights of 4 bits are widened first, and have C of 16 bits. So do experts: in 8 bits their GEMMs were measured to be no
-faster than in 16 (docs/results.md).
+long. By the data sheets, tensor cores multiply 8-bit codes at twice the rate of 16 bits (GeForce cards int8 at four times, which was not
+measured and counts as twice). Weights of 4 bits are widened first, and have the C of 16 bits. So have experts, whose GEMMs were measured to
+be no faster in 8 bits than in 16 (docs/results.md).
 
     T = 2048 C / C_16            4,096 for 8-bit codes
     N = T / 8                    sequences: a step of decodes alone is near the ridge, and a full step is mostly prompts
@@ -20,15 +20,16 @@ tokens of k bytes of keys and values:
     T <= M / (4 a)               a activation bytes per token, with an eighth of a row of logits; but at least 512
     N <= M / (64 k)              but at least 32
 
-16-bit weights were measured with 2,048 tokens and 256 sequences. The 8B shape in fp8 with an fp8 cache, 1,024 requests of 128 tokens and 128
-new ones, one NVIDIA H200, 2026-11-28, commit 8f930cfa, one run of each:
+16-bit weights were measured with 2,048 tokens and 256 sequences. For the 8B shape in fp8 with an fp8 cache, 1,024 requests of 128 tokens
+and 128 new ones, one NVIDIA H200, 2026-11-28, commit 8f930cfa, one run of each:
 
     N    T        output tokens/s    ITL p99      TPOT p50
     256  2,048             26,280    28.5 ms       8.9 ms
     448  3,584             26,861    50.7 ms      14.7 ms
     512  4,096             29,374    56.3 ms      15.7 ms
 
-With 448 places these 1,024 requests run in batches of 448, 448 and 128. Beyond 512 and 4,096 little is gained (docs/serving-metrics.md).
+1,024 equal requests fill 256 and 512 slots a whole number of times, and 448 not. Beyond 512 and 4,096 little is gained
+(docs/serving-metrics.md).
 
 Source of the ridge: Pope et al. 2023, "Efficiently Scaling Transformer Inference", section 2.
 """

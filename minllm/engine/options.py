@@ -137,6 +137,7 @@ class EngineOptions:
     """Who starts the ranks: None or "mp", this LLM, on one host; "external_launcher", torchrun, mpirun or srun, on one host or on several:
     every process makes the same calls, and all get the outputs (engine/ranks/launched.py)."""
 
+    # these two are None until build/plan.py has chosen numbers, which all later code sees
     max_num_seqs: int = option(None, none_or(integer(1)))
     """The most sequences computed together; by default 256 with 16-bit weights, 512 with 8-bit ones, fewer on a GPU with little memory
     (costs/step_limits.py)."""
