@@ -5,31 +5,23 @@ bytes, and then takes
 
     t = F T / C        if T > b C / (2 B)        F FLOPs per token, C FLOPs and B bytes per second
 
-A larger step hardly raises throughput, and every sequence that decodes in it waits longer for its token. So T is a fixed number for 16-bit
-weights, 2,048, four times the ridge or more on every GPU of machine/hardware.py, and in proportion to C for others: their steps take as
-long. By the data sheets, tensor cores multiply 8-bit codes at twice the rate of 16 bits (GeForce cards int8 at four times, which was not
-measured and counts as twice). Weights of 4 bits are widened first, and have the C of 16 bits. So have experts, whose GEMMs were measured to
-be no faster in 8 bits than in 16 (docs/results.md).
+A larger step hardly raises throughput, and every sequence that decodes in it waits longer for its token. So T is 2,048, four times the
+ridge or more on every GPU of machine/hardware.py. Most steps only decode, one token for each of N sequences, and read all weights for them: N is
+a number for 16-bit weights, near their ridge, and in proportion to C for others, whose steps then take as long. By the data sheets, tensor
+cores multiply 8-bit codes at twice the rate of 16 bits (GeForce cards int8 at four times, which was not measured and counts as twice).
+Weights of 4 bits are widened first, and have the C of 16 bits. So have experts, whose GEMMs were measured to be no faster in 8 bits than in
+16 (docs/results.md).
 
-    T = 2048 C / C_16            4,096 for 8-bit codes
-    N = T / 8                    sequences: a step of decodes alone is near the ridge, and a full step is mostly prompts
+    T = 2048
+    N = 256 C / C_16             512 for 8-bit codes
 
-On a GPU with little memory beside the weights, M bytes, activations take at most a quarter of it, and each sequence must find room for 64
-tokens of k bytes of keys and values:
+On a GPU with little memory beside the weights, M bytes, activations take at most a quarter of it, N shrinks as T does, and each sequence
+must find room for 64 tokens of k bytes of keys and values:
 
     T <= M / (4 a)               a activation bytes per token, with an eighth of a row of logits; but at least 512
     N <= M / (64 k)              but at least 32
 
-16-bit weights were measured with 2,048 tokens and 256 sequences. For the 8B shape in fp8 with an fp8 cache, 1,024 requests of 128 tokens
-and 128 new ones, one NVIDIA H200, 2026-11-28, commit 8f930cfa, one run of each:
-
-    N    T        output tokens/s    ITL p99      TPOT p50
-    256  2,048             26,280    28.5 ms       8.9 ms
-    448  3,584             26,861    50.7 ms      14.7 ms
-    512  4,096             29,374    56.3 ms      15.7 ms
-
-1,024 equal requests fill 256 and 512 slots a whole number of times, and 448 not. Beyond 512 and 4,096 little is gained
-(docs/serving-metrics.md).
+16-bit weights were measured with these numbers. docs/serving-metrics.md has what others gave for 8-bit weights.
 
 Source of the ridge: Pope et al. 2023, "Efficiently Scaling Transformer Inference", section 2.
 """
@@ -45,8 +37,8 @@ from minllm.weights.formats import SIXTEEN_BITS
 
 EIGHT_BITS = ("fp8_tflops", "int8_tops")
 SPEED_OF_CODES = 2  # C of 8-bit codes, in C_16
-TOKENS_PER_SEQUENCE = 8
-TOKEN_STEP = 512  # fewer tokens than usual are a multiple of it
+TOKENS_PER_ROW = 8  # tokens per row of logits in a full step
+TOKEN_STEP, SEQUENCE_STEP = 512, 8  # fewer tokens and sequences than usual are multiples
 FEWEST_SEQUENCES = 32
 SHORTEST_CONTEXT = 64  # tokens for which each sequence must have room
 ACTIVATION_SHARE = 4  # activations take at most 1 / ACTIVATION_SHARE of the memory beside the weights
@@ -68,15 +60,16 @@ def step_limits(config: ModelConfig, weight_format: WeightFormat, kv_token_bytes
     config: of one GPU's part of the model. kv_token_bytes: bytes of a token's keys and values there. room: bytes beside the weights; if
     the weights do not fit, the limits are those of ample memory. gpu: None for a GPU that machine/hardware.py lacks.
     """
-    is_faster = not config.num_experts and multiplies_codes(weight_format, gpu)
-    tokens = STEP_LIMITS.tokens * (SPEED_OF_CODES if is_faster else 1)
+    sequences, tokens = STEP_LIMITS
+    if not config.num_experts and multiplies_codes(weight_format, gpu):
+        sequences *= SPEED_OF_CODES
     if room <= 0:
-        return StepLimits(tokens // TOKENS_PER_SEQUENCE, tokens)
+        return StepLimits(sequences, tokens)
     sizes = config.hidden_size, widest_activation(config), config.vocab_size, weight_format.itemsize
-    fitting = room * TOKENS_PER_SEQUENCE // (ACTIVATION_SHARE * activation_bytes(TOKENS_PER_SEQUENCE, 1, *sizes))
-    tokens = max(TOKEN_STEP, min(tokens, fitting // TOKEN_STEP * TOKEN_STEP))
-    sequences = room // (SHORTEST_CONTEXT * kv_token_bytes) // TOKENS_PER_SEQUENCE * TOKENS_PER_SEQUENCE
-    return StepLimits(max(FEWEST_SEQUENCES, min(tokens // TOKENS_PER_SEQUENCE, sequences)), tokens)
+    fitting = room * TOKENS_PER_ROW // (ACTIVATION_SHARE * activation_bytes(TOKENS_PER_ROW, 1, *sizes))
+    fewer = max(TOKEN_STEP, min(tokens, fitting // TOKEN_STEP * TOKEN_STEP))
+    with_room = room // (SHORTEST_CONTEXT * kv_token_bytes) // SEQUENCE_STEP * SEQUENCE_STEP
+    return StepLimits(max(FEWEST_SEQUENCES, min(sequences * fewer // tokens, with_room)), fewer)
 
 
 def multiplies_codes(weight_format: WeightFormat, gpu: Gpu | None) -> bool:

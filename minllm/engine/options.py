@@ -139,12 +139,12 @@ class EngineOptions:
 
     # these two are None until build/plan.py has chosen numbers, which all later code sees
     max_num_seqs: int = option(None, none_or(integer(1)))
-    """The most sequences computed together; by default 256 with 16-bit weights, 512 with 8-bit ones, fewer on a GPU with little memory
+    """The most sequences computed together; by default 256, with 8-bit weights 512, fewer on a GPU with little memory
     (costs/step_limits.py)."""
 
     max_num_batched_tokens: int = option(None, none_or(integer(1)))
-    """The token budget of a step: the tokens of all that decode, and prompt tokens up to this sum; by default 2,048 with 16-bit weights,
-    4,096 with 8-bit ones, fewer on a GPU with little memory."""
+    """The token budget of a step: the tokens of all that decode, and prompt tokens up to this sum; by default 2,048,
+    fewer on a GPU with little memory."""
 
     scheduling_policy: str = option("split_fuse", one_of(*SCHEDULING_POLICIES))
     """Which tokens a step computes: "split_fuse" (all decodes, then prompts in chunks up to the budget), "in_flight" (decodes and whole

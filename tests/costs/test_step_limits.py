@@ -58,20 +58,20 @@ def test_weights_that_16_bit_instructions_multiply_keep_the_measured_limits(name
 
 
 def test_codes_need_tensor_cores_for_them():
-    assert limits("fp8") == limits("int8") == limits("int8", gpu=None) == StepLimits(512, 4096)
+    assert limits("fp8") == limits("int8") == limits("int8", gpu=None) == StepLimits(512, 2048)
     assert limits("int8", gpu=gpu_named("v100")[1]) == limits("fp8", gpu=gpu_named("a100")[1]) == StepLimits(256, 2048)
     assert limits("fp8", config=named_config("qwen3-30b-a3b")) == StepLimits(256, 2048)
 
 
-def test_a_step_of_codes_takes_about_as_long_as_one_in_16_bits():
+def test_decodes_of_codes_take_no_longer_than_those_in_16_bits():
     """GEMMs by the fitted times, in which reads and launches count too."""
     rates, seconds = StepRates.of(H200.ceiling_tb_s, H200.measured_bf16_tflops), {}
     for name in ("bfloat16", "fp8"):
-        tokens, weights = limits(name).tokens, WEIGHT_FORMATS[name]
-        stages = forward_stages(LLAMA, Sizes(tokens, 1, visible=0, read=0, weight_format=weights))
+        sequences, weights = limits(name).sequences, WEIGHT_FORMATS[name]
+        stages = forward_stages(LLAMA, Sizes(sequences, sequences, visible=0, read=0, weight_format=weights))
         projections = [stage for stage in stages if "projection" in stage.name]
-        seconds[name] = sum(product_seconds(stage, tokens, LLAMA.num_hidden_layers, rates, weights) for stage in projections)
-    assert seconds["fp8"] == pytest.approx(seconds["bfloat16"], rel=0.12)
+        seconds[name] = sum(product_seconds(stage, sequences, LLAMA.num_hidden_layers, rates, weights) for stage in projections)
+    assert 0.5 * seconds["bfloat16"] < seconds["fp8"] <= seconds["bfloat16"]
 
 
 @pytest.mark.parametrize("gpu", GPUS)

@@ -7,8 +7,8 @@ const LOGIT_BYTES = 4;
 const ANGLE_BYTES = 4;
 const ID_AND_WEIGHT_BYTES = 8;
 const BLOCK_SIZE = 16;
-// minllm/costs/step_limits.py: tokens of a step with 16-bit weights, of which steps are multiples, and the speed of 8-bit codes.
-const STEP_TOKENS = 2048, TOKEN_STEP = 512, TOKENS_PER_SEQUENCE = 8, ACTIVATION_SHARE = 4, SPEED_OF_CODES = 2;
+// minllm/costs/step_limits.py: tokens of a step, and what fewer are a multiple of.
+const STEP_TOKENS = 2048, TOKEN_STEP = 512, TOKENS_PER_ROW = 8, ACTIVATION_SHARE = 4;
 
 const GEMMA = {
   hidden_size: 2304, intermediate_size: 9216, num_hidden_layers: 26, num_attention_heads: 8, num_key_value_heads: 4, head_dim: 256,
@@ -333,12 +333,10 @@ function ncclMicroseconds(gpu, ranks, messageBytes) {
 }
 
 // minllm/costs/step_limits.py: the most tokens of a step with `room` bytes beside the weights.
-export function stepTokens(c, format, room, gpu) {
-  const multipliesCodes = !c.experts && ["fp8_tflops", "int8_tops"].includes(format.rates[0]) && gpu[format.rates[0]] !== null;
-  const tokens = STEP_TOKENS * (multipliesCodes ? SPEED_OF_CODES : 1);
-  if (room <= 0) return tokens;
-  const fitting = Math.floor((room * TOKENS_PER_SEQUENCE) / (ACTIVATION_SHARE * forwardBytes(c, 1, format.itemsize, TOKENS_PER_SEQUENCE)));
-  return Math.max(TOKEN_STEP, Math.min(tokens, Math.floor(fitting / TOKEN_STEP) * TOKEN_STEP));
+export function stepTokens(c, item, room) {
+  if (room <= 0) return STEP_TOKENS;
+  const fitting = Math.floor((room * TOKENS_PER_ROW) / (ACTIVATION_SHARE * forwardBytes(c, 1, item, TOKENS_PER_ROW)));
+  return Math.max(TOKEN_STEP, Math.min(STEP_TOKENS, Math.floor(fitting / TOKEN_STEP) * TOKEN_STEP));
 }
 
 function forwardBytes(c, batch, item, tokens) {
@@ -402,7 +400,7 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
   const machine = { config, allStages, part, gpu, tflops, degree, item, pricePerHour }, together = microBatches(batch, stages);
   const decode = (model) => sumOf(decodeStages(model, together.sequences, context, items));
   const prefill = (model) => sumOf(prefillStages(model, context, items));
-  const maxTokens = stepTokens(part, format, budget - weights, gpu);
+  const maxTokens = stepTokens(part, item, budget - weights);
   const kv = batch * sequence, activations = forwardBytes(part, batch, item, maxTokens);
   return {
     parameters: parameterCount(config), weights, allWeights: weightBytes(config, item, matrixBytes), kv, kvToken,

@@ -44,8 +44,8 @@ def test_a_cpu_keeps_its_limits():
 
 
 def test_given_numbers_win(resolved):
-    assert resolved() == (512, 4096) and resolved(weight_format=None) == (256, 2048)
-    assert resolved(max_num_seqs=7) == (7, 4096) and resolved(max_num_batched_tokens=7) == (512, 7)
+    assert resolved() == (512, 2048) and resolved(weight_format=None) == (256, 2048)
+    assert resolved(max_num_seqs=7) == (7, 2048) and resolved(max_num_batched_tokens=7) == (512, 7)
     assert resolved(max_num_seqs=5000) == (5000, 5001) and resolved(max_num_seqs=5000, max_num_batched_tokens=9) == (5000, 9)
 
 
@@ -55,11 +55,11 @@ def test_memory_beside_the_weights_counts(resolved):
     beside = int(141e9 * 0.9) - 141 * 10**9 - weights
     free = 2 * 10**9 - beside  # for 2 GB, up to the scales and norms
     sequences, tokens = resolved(free)
-    assert sequences == 128 and tokens == 1024 and resolved(free, kv_cache_dtype="fp8") == (128, 1024)
+    assert sequences == 232 and tokens == 1024 and resolved(free, kv_cache_dtype="fp8") == (256, 1024)
     assert resolved(-beside + 3 * 10**8) == (32, 512) and resolved(-beside + 3 * 10**8, kv_cache_dtype="fp8") == (64, 512)
 
 
 def test_ranks_take_the_limits_of_the_rank_with_the_least_memory(resolved):
     share = SimpleNamespace(agreed=lambda budget, *_: replace(budget, num_bytes=min(budget.num_bytes, 2 * 10**9)))
-    assert resolved(share=share) == step_limits(LLAMA, FP8, 131072, 2 * 10**9) == (128, 1024)
+    assert resolved(share=share) == step_limits(LLAMA, FP8, 131072, 2 * 10**9) == (232, 1024)
     assert resolved(share=SimpleNamespace(), max_num_seqs=3, max_num_batched_tokens=5) == (3, 5)
