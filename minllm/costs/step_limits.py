@@ -6,11 +6,11 @@ bytes, and then takes
     t = F T / C        if T > b C / (2 B)        F FLOPs per token, C FLOPs and B bytes per second
 
 A larger step hardly raises throughput, and every sequence that decodes in it waits longer for its token. So T is 2,048, four times the
-ridge or more on every GPU of machine/hardware.py. Most steps only decode, one token for each of N sequences, and read all weights for them: N is
-a number for 16-bit weights, near their ridge, and in proportion to C for others, whose steps then take as long. By the data sheets, tensor
-cores multiply 8-bit codes at twice the rate of 16 bits (GeForce cards int8 at four times, which was not measured and counts as twice).
-Weights of 4 bits are widened first, and have the C of 16 bits. So have experts, whose GEMMs were measured to be no faster in 8 bits than in
-16 (docs/results.md).
+ridge or more on every GPU of machine/hardware.py. Most steps only decode, one token for each of N sequences, and read all weights for them:
+N is a number for 16-bit weights, near their ridge, and in proportion to C for others, whose steps then take as long. By the data sheets,
+tensor cores multiply 8-bit codes at twice the rate of 16 bits (GeForce cards int8 at four times, which was not measured and counts as
+twice). Weights of 4 bits are widened first, and have the C of 16 bits. So have experts, whose GEMMs were measured to be no faster in 8 bits
+than in 16 (docs/results.md).
 
     T = 2048
     N = 256 C / C_16             512 for 8-bit codes
