@@ -64,6 +64,16 @@ class CudaBase(ComposedOps):
         """A NumPy copy; waits for the kernels launched before."""
         return array.copy() if self.memory is None else array.copy_to_host()
 
+    def copied(self, array: Any) -> Any:
+        """A copy on the device, in stream order."""
+        if self.memory is None:
+            return array.copy()
+        from minllm.runtime.stream import copy_later
+
+        out = self.empty(array.shape, array.dtype)
+        copy_later(array, out, self.core_stream)
+        return out
+
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Any:
         """An array with unspecified contents."""
         return np.empty(shape, dtype) if self.memory is None else self.memory.empty(shape, dtype)

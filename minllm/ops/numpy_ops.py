@@ -61,6 +61,10 @@ class NumpyOps(NumpySpeculation, ComposedOps):
         """The array itself."""
         return array
 
+    def copied(self, array: np.ndarray) -> np.ndarray:
+        """A copy."""
+        return array.copy()
+
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         """An array with unspecified contents."""
         return np.empty(shape, dtype)

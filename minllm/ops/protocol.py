@@ -42,6 +42,10 @@ class ForwardOps(Protocol):
         """A NumPy array with the same contents. Waits until it is computed."""
         ...
 
+    def copied(self, array: Array) -> Array:
+        """A copy in new memory, made without waiting."""
+        ...
+
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
         """An array with unspecified contents."""
         ...

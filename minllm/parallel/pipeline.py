@@ -38,6 +38,10 @@ class LogitsElsewhere:
     def copy_from_host(self, host: np.ndarray) -> None:
         """Ignored."""
 
+    def without_owner(self) -> "LogitsElsewhere":
+        """Itself: it has no memory."""
+        return self
+
 
 class PipelineStage:
     """The operations that differ in a stage; a mixin in front of those of a rank with all layers, in the order of base classes."""
@@ -81,6 +85,10 @@ class PipelineStage:
     def to_host(self, array: Array) -> np.ndarray:
         """The contents of an array; zeros for logits of another stage."""
         return np.zeros(array.shape, np.float32) if isinstance(array, LogitsElsewhere) else super().to_host(array)
+
+    def copied(self, array: Array) -> Any:
+        """A copy; of logits of another stage themselves."""
+        return array if isinstance(array, LogitsElsewhere) else super().copied(array)
 
     def share_row(self, logits: Array) -> None:
         """Send rank 0's row of logits to the other ranks of the last stage."""

@@ -138,6 +138,10 @@ class TensorParallel:
         """Send rank 0's row of logits, float32 [vocab], to the other ranks."""
         self.communicator.broadcast(logits)
 
+    def copied(self, array: Array) -> Any:
+        """A copy; of this rank's part of split logits."""
+        return SplitLogits(self, self.copied(array.own), array.part) if isinstance(array, SplitLogits) else super().copied(array)
+
     def to_host(self, array: Array) -> np.ndarray:
         """The contents of an array, or of whole rows of logits."""
         return super().to_host(whole(array))

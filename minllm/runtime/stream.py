@@ -59,6 +59,14 @@ def write_later(array: DeviceArray, pinned: np.ndarray, stream):
     return stream.record()
 
 
+def copy_later(array: DeviceArray, out: DeviceArray, stream) -> None:
+    """Start to copy a device array to another of the same size, in stream order."""
+    from cuda.bindings import driver
+
+    result = driver.cuMemcpyDtoDAsync(out.pointer, array.pointer, array.nbytes, stream_handle(stream))
+    check_driver(result, f"start to copy {array.nbytes} bytes within the GPU")
+
+
 def fill_words_later(array: DeviceArray, word: int, stream) -> None:
     """Set every 32-bit word of a device array, asynchronously in stream order."""
     from cuda.bindings import driver

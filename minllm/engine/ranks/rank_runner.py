@@ -12,9 +12,9 @@ from minllm.engine.ranks.published import published
 from minllm.engine.ranks.watchdog import Watchdog
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import to_backend
-from minllm.engine.running.forward_result import ForwardResult, Pending
+from minllm.engine.running.forward_result import ForwardResult, LateForward, Pending
 from minllm.engine.running.host_copies import Readback
-from minllm.engine.running.model_runner import ModelRunner, masked_rows
+from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.scheduling.step import Span, Step
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
@@ -37,7 +37,7 @@ class Score(NamedTuple):
 class Capture(NamedTuple):
     """A message: capture the graphs of decode steps, which ends the warm-up, and reply."""
 
-    kinds: list[SamplingKind]
+    kinds: list[SamplingKind | None]
 
 
 class CheckedForward:
@@ -82,6 +82,11 @@ class RankRunner(ModelRunner):
         """The number of pipeline stages."""
         return self.ops.grid.pipeline
 
+    @property
+    def chooses_apart(self) -> bool:
+        """Whether every choice is launched after all forwards of a step: in a pipeline, whose last stage chooses and lets all others wait."""
+        return self.num_stages > 1
+
     def watching(self) -> AbstractContextManager:
         """A context for waiting for this rank's device."""
         return nullcontext()
@@ -102,9 +107,9 @@ class RankRunner(ModelRunner):
         self.ops.share_row(logits)
         return computed
 
-    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
+    def capture_graphs(self, kinds: Iterable[SamplingKind | None], progress: Progress | None = None) -> None:
         """Capture the graphs; afterwards everything that steps need is compiled."""
-        super().capture_graphs(kinds, progress)
+        super().capture_graphs([None] if self.chooses_apart else kinds, progress)
         self.ops.warmed_up()
 
     def forwards(self, step: Step) -> list[list[Span]]:
@@ -113,10 +118,16 @@ class RankRunner(ModelRunner):
 
     def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> Many[Pending]:
         """Launch forwards. A stage computes all micro-batches before it waits for the first one's tokens, chosen by the last stage."""
-        if self.num_stages == 1:
-            return super()._launch_all(forwards, makes_drafts)
-        begun = [self._begin(spans) for spans in forwards]
-        return [self._finish(spans, *one) for spans, one in zip(forwards, begun, strict=True)]
+        launched = super()._launch_all(forwards, makes_drafts)
+        if self.chooses_apart:
+            for late in launched:
+                late.start()
+        return launched
+
+    def _postpone(self, late: LateForward) -> None:
+        """Launch a choice at once, or with those of all micro-batches."""
+        if not self.chooses_apart:
+            late.start()
 
     def _read(self, tokens: Array, logits: Array, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> Pending:
         """Start copying the results of a forward to the host, and the fault that kernels between peers may have recorded."""
@@ -124,20 +135,6 @@ class RankRunner(ModelRunner):
         if fault is None:
             return found
         return FaultlessForward(found, Readback(self.machine, self._pinned, [fault]), self.ops.communicator.check)
-
-    def _begin(self, spans: list[Span]) -> tuple[Any, Any, Any]:
-        """Launch a forward; returns (slots of its rows, batch, logits)."""
-        slots, _ = self._rows(spans, _sampled(spans))
-        batch, slots = self._sent(*self._batch(spans, slots, _scored(spans)), _sampled(spans))
-        return slots, batch, self.logits_of(slots, batch)
-
-    def _finish(self, spans: list[Span], slots: Array, batch: Batch, logits: Array) -> Pending:
-        """Launch the choice of a forward's tokens."""
-        sampled = _sampled(spans)
-        _, rows = self._rows(spans, sampled)
-        processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
-        results = self.choose(logits, slots, batch, self.slots.kind(sampled), processed, masked_rows(rows, spans))
-        return self._read(*results, sampled=sampled, rows=rows, scored=_scored(spans))
 
 
 class LeadingRunner(RankRunner):
@@ -163,9 +160,9 @@ class LeadingRunner(RankRunner):
         results = self._together(lambda: super(LeadingRunner, self).execute(step))
         return [CheckedForward(result, self) for result in results]
 
-    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
+    def capture_graphs(self, kinds: Iterable[SamplingKind | None], progress: Progress | None = None) -> None:
         """Capture the graphs on all ranks."""
-        kinds = sorted(kinds)
+        kinds = list(kinds)
         self.processes.send(Capture(kinds))
         self._together(lambda: super(LeadingRunner, self).capture_graphs(kinds, progress))
         self.processes.replies()  # waits without the watchdog: a step may take seconds, and capturing takes longer
@@ -201,16 +198,6 @@ def micro_batches(spans: list[Span], count: int) -> list[list[Span]]:
         parts[min(count - 1, done * count // max(1, total))].append(span)
         done += span.length
     return [part for part in parts if part]
-
-
-def _sampled(spans: list[Span]) -> list[Sequence]:
-    """The sequences that get a token."""
-    return [sequence for span in spans for sequence in span.sampled]
-
-
-def _scored(spans: list[Span]) -> list[Span]:
-    """The chunks of prompts with requested log-probabilities."""
-    return [span for span in spans if not span.decodes and span.sequence.scores_prompt]
 
 
 def forward_of(runner: ModelRunner, batch: Batch) -> Any:

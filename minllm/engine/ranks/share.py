@@ -144,11 +144,5 @@ class RankShare:
 
 
 def captures_steps(options: EngineOptions) -> bool:
-    """Whether a GPU's steps are captured as graphs; with several ranks only in one stage and with our own all-reduces.
-
-    Capturing steps with NCCL's all-reduces is not implemented yet.
-    """
-    if options.enforce_eager or options.num_ranks == 1:
-        return not options.enforce_eager
-    name = (options.kernel_variants or {}).get("all_reduce", DEFAULT)
-    return options.pipeline_parallel_size == 1 and name != LIBRARY
+    """Whether a GPU's steps are captured as graphs: capturing steps with NCCL's all-reduces is not implemented yet."""
+    return not options.enforce_eager and (options.kernel_variants or {}).get("all_reduce", DEFAULT) != LIBRARY

@@ -88,6 +88,11 @@ class ModelRunner:
         """The number of steps that may be launched before the results of an earlier one are read."""
         return self.machine.steps_ahead
 
+    @property
+    def chooses_apart(self) -> bool:
+        """Whether every choice of tokens is launched after all forwards of a step."""
+        return False
+
     def use_in_this_thread(self) -> None:
         """Make the machine current in this thread."""
         self.machine.use_in_this_thread()
@@ -132,7 +137,7 @@ class ModelRunner:
             return {}
         return dict(num_graphs=self.graphs.num_captured, graph_memory_bytes=self.machine.graph_memory_bytes)
 
-    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
+    def capture_graphs(self, kinds: Iterable[SamplingKind | None], progress: Progress | None = None) -> None:
         """Capture the graphs for these kinds that are needed before the first request (StepGraphs.keys)."""
         if self.graphs is None:
             return
@@ -170,7 +175,8 @@ class ModelRunner:
         processed = [(row, sequence) for row, sequence in zip(rows, sampled, strict=True) if sequence.logits_processors]
         num_decodes = sum(span.decodes for span in spans)
         scored = [span for span in spans[num_decodes:] if span.sequence.scores_prompt]
-        key, graphs, of_graph = None, self.graphs, None if masked else kind  # with masks, a graph ends with the logits
+        chooses_apart = masked or self.chooses_apart
+        key, graphs, of_graph = None, self.graphs, None if chooses_apart else kind  # None: a graph ends with the logits
         if graphs is not None and not (processed or scored or (self._window and num_decodes < len(spans))):
             key = self._graph_key(graphs, spans, num_decodes, len(sampled), of_graph, makes_drafts)
         if graphs is None or key is None:
@@ -186,17 +192,20 @@ class ModelRunner:
         else:
             results = graphs.replay_decodes(key, slots, self.uploads)
         read = functools.partial(self._read, sampled=sampled, rows=rows, scored=scored)
-        if not masked:
+        if not chooses_apart:
             return read(*results)
+        (logits,) = results
         if graphs is not None and key is not None:
             slots, batch = graphs.batch(key)
-        (logits,) = results
+            if self.chooses_apart:  # the next forward's graph writes over both
+                slots, logits = self.ops.copied(slots), self.ops.copied(logits)
         late = LateForward(lambda: read(*self.choose(logits, slots, batch, kind, processed, masked_rows(rows, spans))))
-        if self.chooses_late:
-            self._late.append(late)
-        else:
-            late.start()
+        self._postpone(late)
         return late
+
+    def _postpone(self, late: LateForward) -> None:
+        """Launch a choice when the results of the step before have been taken."""
+        self._late.append(late)
 
     def _rows(self, spans: list[Span], sampled: list[Sequence]) -> tuple[list[int], list[int]]:
         """(slot of each row that gets logits, row of each sampled sequence or with drafts the first row of its run)."""

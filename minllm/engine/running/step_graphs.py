@@ -9,7 +9,7 @@ has a graph, and the replay of a graph is one launch:
     decodes   sequences that decode, which come first; beside prompts up to 32, up to 128, or all; with drafts a power of two
     prompts   the other sequences: one alone, or up to 32 beside those that decode
     columns   block tables for contexts of 1k, 4k, 16k ... tokens, because kernels choose by the longest context possible
-    kind      which kernels choose the tokens (SamplingKind); with structured outputs the graph ends with the logits
+    kind      which kernels choose the tokens (SamplingKind); with structured outputs and in a pipeline the graph ends with the logits
     query_len with speculation, the most rows of a sequence that decodes: its newest token and drafts
     makes_drafts  False while a draft model pauses; decode steps are then plain ones, of query_len 0
 
@@ -235,7 +235,7 @@ class StepGraphs:
             graph = self.machine.capture(step)
         self._graphs[key] = graph
 
-    def keys(self, kinds: Iterable[SamplingKind]) -> list[GraphKey]:
+    def keys(self, kinds: Iterable[SamplingKind | None]) -> list[GraphKey]:
         """The graphs that are captured before the first request, the largest first, because the others then fit into its memory.
 
         For greedy sampling they cover contexts of up to 4k tokens; for the other kinds only decode steps with contexts of up to 1k. Other

@@ -1,0 +1,139 @@
+"""Stages of a pipeline with graphs like a GPU's: replays write over the arrays of earlier ones, and the tokens are those of one process."""
+
+from dataclasses import replace
+from multiprocessing import Pipe
+
+import numpy as np
+import pytest
+
+from minllm import LLM, SamplingParams
+from minllm.engine.build import engine
+from minllm.engine.build.engine import load_engine
+from minllm.engine.options import EngineOptions
+from minllm.engine.ranks.rank_runner import LeadingRunner, RankRunner
+from minllm.engine.ranks.serve import serve
+from minllm.engine.ranks.share import RankShare, captures_steps
+from minllm.engine.running.machine import HostMachine
+from minllm.kernels.sampling.tensors import SamplingKind
+from minllm.parallel.pipeline import LogitsElsewhere
+from minllm.parallel.processes import OtherRanks
+from minllm.parallel.tensor_parallel import SplitLogits
+from tests.engine.ranks.models import save_model_of_eight_heads
+from tests.parallel.in_threads import in_threads
+
+OPTIONS = dict(device="cpu", max_model_len=96, max_num_seqs=4, max_num_batched_tokens=32)
+PROMPTS = [[5, 6, 7], [11] * 40, [2, 3], list(range(60, 90)), [8, 8, 1]]
+REQUESTS = [
+    SamplingParams(temperature=0, max_tokens=16),
+    SamplingParams(temperature=0.9, top_p=0.8, seed=4, logprobs=2, max_tokens=12),
+    SamplingParams(temperature=0, max_tokens=6, logits_processors=[lambda _, logits: np.roll(logits, 1)]),  # without graphs
+]
+
+
+class Replay:
+    """A graph of a function; its result lies in memory that every graph writes."""
+
+    def __init__(self, function, machine):
+        (found,) = function()
+        self.function, self.machine = function, machine
+        self.result = (in_memory(found, machine.shared),)
+
+    def launch(self):
+        """Compute the function again, and write over all results."""
+        self.machine.launches += 1
+        (found,) = self.function()
+        self.machine.shared.fill(np.nan)
+        in_memory(found, self.machine.shared)
+
+
+def in_memory(logits, memory):
+    """The logits, written to the beginning of `memory`."""
+    if isinstance(logits, LogitsElsewhere):
+        return logits
+    if isinstance(logits, SplitLogits):
+        return SplitLogits(logits.ops, in_memory(logits.own, memory), logits.part)
+    memory[: logits.size] = logits.reshape(-1)
+    return memory[: logits.size].reshape(logits.shape)
+
+
+class MachineWithGraphs(HostMachine):
+    """A CPU with graphs that share memory."""
+
+    def __init__(self):
+        self.shared, self.launches = np.empty(1 << 16, np.float32), 0
+
+    def capture(self, function):
+        """A graph."""
+        return Replay(function, self)
+
+
+class RanksInThreads(OtherRanks):
+    """The other ranks, whose threads end when their channels are closed."""
+
+    failure = None
+
+    def __init__(self, channels):
+        self.channels = channels
+
+    def end(self, reason):
+        """Close the channels."""
+        self.failure = reason
+        self.close()
+
+    def close(self):
+        for channel in self.channels.values():
+            channel.close()
+
+
+def capturing_runner(share):
+    """What RankShare.runner returns for an engine on a GPU."""
+    kind = RankRunner if share.rank.rank else LeadingRunner
+    return lambda *arguments, **options: kind(*arguments, **(options | dict(uses_graphs=True)))
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 2), (1, 4)])
+def test_replayed_stages_make_the_tokens_of_one_process(tensor, pipeline, monkeypatch, tmp_path):
+    directory, count = save_model_of_eight_heads(tmp_path), tensor * pipeline
+    given = dict(OPTIONS, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    channels = {rank: Pipe() for rank in range(1, count)}
+    with LLM(directory, **OPTIONS) as alone:
+        wanted = [alone.generate(PROMPTS, params) for params in REQUESTS]
+
+    def lead(rank, options):
+        processes = RanksInThreads({other: ours for other, (ours, _) in channels.items()})
+        found = load_engine(options, share=RankShare(rank, options))
+        processes.replies()  # all have loaded
+        found.runner.processes = processes
+        return replace(found, processes=processes)
+
+    def work(rank):
+        if rank.rank:
+            return serve(rank._replace(channel=channels[rank.rank][1]), EngineOptions(model=directory, **given))
+        monkeypatch.setattr("minllm.engine.llm.load_ranks", lambda options, _: lead(rank, options))
+        with LLM(directory, **given) as llm:
+            runner = llm.engine.runner
+            runner.capture_graphs({SamplingKind.GREEDY})
+            return [llm.generate(PROMPTS, params) for params in REQUESTS], runner.machine.launches
+
+    monkeypatch.setattr(engine, "HostMachine", MachineWithGraphs)
+    monkeypatch.setattr(RankShare, "runner", property(capturing_runner))
+    (found, launches), *_ = in_threads(count, work)
+    assert launches > 60
+    for one, other in zip(found, wanted, strict=True):
+        assert [output.outputs[0].token_ids for output in one] == [output.outputs[0].token_ids for output in other]
+    for one, other in zip(found[1], wanted[1], strict=True):
+        for here, there in zip(one.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
+            np.testing.assert_allclose([x.logprob for x in here.values()], [x.logprob for x in there.values()], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "captured"),
+    [
+        (dict(), True),
+        (dict(enforce_eager=True), False),
+        (dict(tensor_parallel_size=2, pipeline_parallel_size=2), True),
+        (dict(tensor_parallel_size=2, kernel_variants={"all_reduce": "nccl"}), False),
+    ],
+)
+def test_steps_are_captured_unless_nccl_adds_up(options, captured):
+    assert captures_steps(EngineOptions(**options)) == captured
