@@ -12,7 +12,7 @@ from minllm.engine.ranks.published import published
 from minllm.engine.ranks.watchdog import Watchdog
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.running.batch_arrays import to_backend
-from minllm.engine.running.forward_result import ForwardResult, LateForward, Pending
+from minllm.engine.running.forward_result import ForwardResult, Pending
 from minllm.engine.running.host_copies import Readback
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.scheduling.step import Span, Step
@@ -37,7 +37,7 @@ class Score(NamedTuple):
 class Capture(NamedTuple):
     """A message: capture the graphs of decode steps, which ends the warm-up, and reply."""
 
-    kinds: list[SamplingKind | None]
+    kinds: list[SamplingKind]
 
 
 class CheckedForward:
@@ -84,7 +84,7 @@ class RankRunner(ModelRunner):
 
     @property
     def chooses_apart(self) -> bool:
-        """Whether every choice is launched after all forwards of a step: in a pipeline, whose last stage chooses and lets all others wait."""
+        """Whether every choice is launched after all forwards of a step: in a pipeline, where all stages wait for the last one's."""
         return self.num_stages > 1
 
     def watching(self) -> AbstractContextManager:
@@ -107,9 +107,9 @@ class RankRunner(ModelRunner):
         self.ops.share_row(logits)
         return computed
 
-    def capture_graphs(self, kinds: Iterable[SamplingKind | None], progress: Progress | None = None) -> None:
+    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
         """Capture the graphs; afterwards everything that steps need is compiled."""
-        super().capture_graphs([None] if self.chooses_apart else kinds, progress)
+        super().capture_graphs(() if self.chooses_apart else kinds, progress)
         self.ops.warmed_up()
 
     def forwards(self, step: Step) -> list[list[Span]]:
@@ -119,15 +119,8 @@ class RankRunner(ModelRunner):
     def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> Many[Pending]:
         """Launch forwards. A stage computes all micro-batches before it waits for the first one's tokens, chosen by the last stage."""
         launched = super()._launch_all(forwards, makes_drafts)
-        if self.chooses_apart:
-            for late in launched:
-                late.start()
+        self._choose_late()
         return launched
-
-    def _postpone(self, late: LateForward) -> None:
-        """Launch a choice at once, or with those of all micro-batches."""
-        if not self.chooses_apart:
-            late.start()
 
     def _read(self, tokens: Array, logits: Array, *verified: Any, sampled: list[Sequence], rows: list[int], scored: list[Span]) -> Pending:
         """Start copying the results of a forward to the host, and the fault that kernels between peers may have recorded."""
@@ -160,9 +153,9 @@ class LeadingRunner(RankRunner):
         results = self._together(lambda: super(LeadingRunner, self).execute(step))
         return [CheckedForward(result, self) for result in results]
 
-    def capture_graphs(self, kinds: Iterable[SamplingKind | None], progress: Progress | None = None) -> None:
+    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
         """Capture the graphs on all ranks."""
-        kinds = list(kinds)
+        kinds = sorted(kinds)
         self.processes.send(Capture(kinds))
         self._together(lambda: super(LeadingRunner, self).capture_graphs(kinds, progress))
         self.processes.replies()  # waits without the watchdog: a step may take seconds, and capturing takes longer

@@ -102,8 +102,7 @@ class ModelRunner:
 
         The choice of an earlier step is launched before, because this step reads its tokens and writes over its arrays.
         """
-        while self._late:
-            self._late.pop().start()
+        self._choose_late()
         if step.copies:
             self.cache.copy_blocks(self.ops, step.copies)
             if self.speculator is not None:
@@ -137,7 +136,7 @@ class ModelRunner:
             return {}
         return dict(num_graphs=self.graphs.num_captured, graph_memory_bytes=self.machine.graph_memory_bytes)
 
-    def capture_graphs(self, kinds: Iterable[SamplingKind | None], progress: Progress | None = None) -> None:
+    def capture_graphs(self, kinds: Iterable[SamplingKind], progress: Progress | None = None) -> None:
         """Capture the graphs for these kinds that are needed before the first request (StepGraphs.keys)."""
         if self.graphs is None:
             return
@@ -200,12 +199,13 @@ class ModelRunner:
             if self.chooses_apart:  # the next forward's graph writes over both
                 slots, logits = self.ops.copied(slots), self.ops.copied(logits)
         late = LateForward(lambda: read(*self.choose(logits, slots, batch, kind, processed, masked_rows(rows, spans))))
-        self._postpone(late)
+        self._late.append(late)
         return late
 
-    def _postpone(self, late: LateForward) -> None:
-        """Launch a choice when the results of the step before have been taken."""
-        self._late.append(late)
+    def _choose_late(self) -> None:
+        """Launch the choices that are left."""
+        while self._late:
+            self._late.pop(0).start()
 
     def _rows(self, spans: list[Span], sampled: list[Sequence]) -> tuple[list[int], list[int]]:
         """(slot of each row that gets logits, row of each sampled sequence or with drafts the first row of its run)."""

@@ -235,13 +235,14 @@ class StepGraphs:
             graph = self.machine.capture(step)
         self._graphs[key] = graph
 
-    def keys(self, kinds: Iterable[SamplingKind | None]) -> list[GraphKey]:
+    def keys(self, given: Iterable[SamplingKind]) -> list[GraphKey]:
         """The graphs that are captured before the first request, the largest first, because the others then fit into its memory.
 
         For greedy sampling they cover contexts of up to 4k tokens; for the other kinds only decode steps with contexts of up to 1k. Other
-        graphs are captured when they are first needed.
+        graphs are captured when they are first needed. given: no kind if all graphs end with the logits.
         """
-        columns, kinds = self.widths[0], sorted(kinds)
+        kinds: list[SamplingKind | None] = [*sorted(given)] or [None]
+        columns = self.widths[0]
         mixed = [(tokens, n) for tokens in reversed(self.token_sizes) for n in reversed(self.mixed_sizes) if n <= tokens]
         together = [GraphKey(tokens, n, self.most_prompts, self.mixed_columns, kinds[0], self.query_len) for tokens, n in mixed]
         prompts = [GraphKey(tokens, 0, 1, columns, kinds[0], self.query_len) for tokens in reversed(self.token_sizes)]
