@@ -5,15 +5,18 @@ model's time for it. Then each of the other micro-batches takes the time of the 
 
     step = whole(micro-batch) + (K - 1) last(micro-batch)          idle share of a stage: (M - 1) / (M - 1 + K), the bubble
 
-The engine makes as many micro-batches as stages if there are enough sequences, and reads a stage's weights once per micro-batch. So stages
-can hold a model that one GPU cannot, and raise the throughput of large batches, but shorten no sequence's step. Source: Huang et al. 2019,
-"GPipe", section 2.3.
+A stage reads its weights once per micro-batch, and multiplies by them meanwhile. So micro-batches of few tokens only add reads: the engine
+makes as many as there are stages if each has FEWEST_TOKENS, about half of what a Hopper GPU multiplies by 16-bit weights while it reads
+them, and else fewer. Stages can hold a model that one GPU cannot, and raise the throughput of large batches, but shorten no sequence's
+step. Source: Huang et al. 2019, "GPipe", section 2.3.
 """
 
 from dataclasses import dataclass, replace
 
 from minllm.errors import InvalidOptionError
 from minllm.models.config import ModelConfig
+
+FEWEST_TOKENS = 128  # per micro-batch, if there are several
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,10 @@ class MicroBatches:
         return (self.stages - 1) / (self.stages - 1 + self.count)
 
 
-def micro_batches(sequences: int, stages: int) -> MicroBatches:
-    """How the engine divides a step of this number of sequences into micro-batches for its stages."""
-    count = min(stages, sequences)
-    return MicroBatches(count, -(-sequences // count), stages)
+def micro_batches(tokens: int, stages: int) -> MicroBatches:
+    """How the engine divides a step of this number of tokens into micro-batches for its stages; a sequence that decodes has one token."""
+    count = max(1, min(stages, tokens // FEWEST_TOKENS))
+    return MicroBatches(count, -(-tokens // count), stages)
 
 
 def last_stage(config: ModelConfig, stages: int) -> ModelConfig:

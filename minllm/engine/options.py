@@ -120,8 +120,8 @@ class EngineOptions:
     CPU they share its cores (parallel/tensor_parallel.py)."""
 
     pipeline_parallel_size: int = option(1, integer(1), Rule(lambda o: not o.batch_invariant or o.pipeline_parallel_size == 1, ONE_RANK))
-    """Number of stages, each with an equal number of the model's layers on tensor_parallel_size ranks; the sequences of a step pass through
-    them in as many micro-batches (parallel/pipeline.py)."""
+    """Number of stages, each with an equal number of the model's layers on tensor_parallel_size ranks; the tokens of a large step pass
+    through them in micro-batches (parallel/pipeline.py)."""
 
     decode_context_parallel_size: int = option(
         1, integer(1),

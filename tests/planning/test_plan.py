@@ -169,16 +169,16 @@ def test_the_link_sets_the_floor_that_it_is_the_longest_part_of():
 
 
 def test_stages_divide_the_layers_and_a_step_waits_at_both_ends():
-    """Four micro-batches of two sequences: the first passes through all layers, three more through a quarter of them and the head."""
-    whole, staged = plan_of(batch=2), plan_of(batch=8, pipeline_parallel=4)
-    stage = make_plan(replace(LLAMA_8B, num_hidden_layers=8, sliding_windows=LLAMA_8B.sliding_windows[:8]), H100, Wishes(batch=2))
+    """Four micro-batches of 200 sequences: the first passes through all layers, three more through a quarter of them and the head."""
+    whole, staged = plan_of(batch=200), plan_of(batch=800, pipeline_parallel=4)
+    stage = make_plan(replace(LLAMA_8B, num_hidden_layers=8, sliding_windows=LLAMA_8B.sliding_windows[:8]), H100, Wishes(batch=200))
     assert staged.decode.memory_ms == pytest.approx(whole.decode.memory_ms + 3 * stage.decode.memory_ms)
     assert staged.decode.compute_ms == pytest.approx(whole.decode.compute_ms + 3 * stage.decode.compute_ms)
     assert staged.decode.bytes == 4 * stage.decode.bytes and staged.decode.bubble == pytest.approx(3 / 7)
-    assert staged.decode.link_ms == pytest.approx(1e3 * 3 * 2 * 4096 * 2 / 450e9)  # three hand-overs of two hidden states
+    assert staged.decode.link_ms == pytest.approx(1e3 * 3 * 200 * 4096 * 2 / 450e9)  # three hand-overs of 200 hidden states
     assert staged.weight_bytes == stage.weight_bytes and staged.kv_bytes_per_token == whole.kv_bytes_per_token // 4
-    alone = plan_of(batch=1, pipeline_parallel=4).decode  # one sequence is in one stage at a time
-    assert alone.memory_ms == plan_of(batch=1).decode.memory_ms and alone.bubble == 3 / 4
+    few = plan_of(batch=100, pipeline_parallel=4).decode  # one micro-batch, in one stage at a time
+    assert few.memory_ms == plan_of(batch=100).decode.memory_ms and few.bubble == 3 / 4
     with pytest.raises(InvalidOptionError, match="3 pipeline stages do not divide 32 layers: take one of 1, 2, 4, 8, 16, 32"):
         plan_of(pipeline_parallel=3)
 

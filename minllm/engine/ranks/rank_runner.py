@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minllm.costs.pipeline import micro_batches
 from minllm.engine.progress import Progress
 from minllm.engine.ranks.published import published
 from minllm.engine.ranks.watchdog import Watchdog
@@ -113,8 +114,8 @@ class RankRunner(ModelRunner):
         self.ops.warmed_up()
 
     def forwards(self, step: Step) -> list[list[Span]]:
-        """The spans of each forward: as many micro-batches as there are stages, so that every stage has one to work on."""
-        return [part for spans in super().forwards(step) for part in micro_batches(spans, self.num_stages)]
+        """The spans of each forward: a micro-batch for every stage to work on, if there are enough tokens."""
+        return [part for spans in super().forwards(step) for part in divided(spans, self.num_stages)]
 
     def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> Many[Pending]:
         """Launch forwards. A stage computes all micro-batches before it waits for the first one's tokens, chosen by the last stage."""
@@ -183,10 +184,11 @@ class LeadingRunner(RankRunner):
             raise self.processes.failed(error) from error
 
 
-def micro_batches(spans: list[Span], count: int) -> list[list[Span]]:
-    """Split spans, in their order, into up to `count` parts with about the same number of tokens."""
-    parts: list[list[Span]] = [[] for _ in range(count)]
+def divided(spans: list[Span], stages: int) -> list[list[Span]]:
+    """The spans of micro-batches, in their order, with about the same number of tokens."""
     total, done = sum(span.length for span in spans), 0
+    count = micro_batches(total, stages).count
+    parts: list[list[Span]] = [[] for _ in range(count)]
     for span in spans:
         parts[min(count - 1, done * count // max(1, total))].append(span)
         done += span.length

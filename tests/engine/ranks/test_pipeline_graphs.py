@@ -6,7 +6,8 @@ from multiprocessing import Pipe
 import numpy as np
 import pytest
 
-from minllm import LLM, SamplingParams
+from minllm import LLM, SamplingParams, StructuredOutputsParams
+from minllm.costs import pipeline as costs
 from minllm.engine.build import engine
 from minllm.engine.build.engine import load_engine
 from minllm.engine.options import EngineOptions
@@ -27,6 +28,7 @@ REQUESTS = [
     SamplingParams(temperature=0, max_tokens=16),
     SamplingParams(temperature=0.9, top_p=0.8, seed=4, logprobs=2, max_tokens=12),
     SamplingParams(temperature=0, max_tokens=6, logits_processors=[lambda _, logits: np.roll(logits, 1)]),  # without graphs
+    SamplingParams(seed=3, max_tokens=10, structured_outputs=StructuredOutputsParams(regex="[a-e ]{2,9}")),
 ]
 
 
@@ -91,8 +93,9 @@ def capturing_runner(share):
     return lambda *arguments, **options: kind(*arguments, **(options | dict(uses_graphs=True)))
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 2), (2, 2), (1, 4)])
-def test_replayed_stages_make_the_tokens_of_one_process(tensor, pipeline, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("tensor", "pipeline", "fewest"), [(1, 2, 1), (2, 2, 1), (1, 4, 1), (1, 4, 2)])
+def test_replayed_stages_make_the_tokens_of_one_process(tensor, pipeline, fewest, monkeypatch, tmp_path):
+    """fewest: the tokens of a micro-batch."""
     directory, count = save_model_of_eight_heads(tmp_path), tensor * pipeline
     given = dict(OPTIONS, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
     channels = {rank: Pipe() for rank in range(1, count)}
@@ -115,6 +118,7 @@ def test_replayed_stages_make_the_tokens_of_one_process(tensor, pipeline, monkey
             runner.capture_graphs({SamplingKind.GREEDY})
             return [llm.generate(PROMPTS, params) for params in REQUESTS], runner.machine.launches
 
+    monkeypatch.setattr(costs, "FEWEST_TOKENS", fewest)
     monkeypatch.setattr(engine, "HostMachine", MachineWithGraphs)
     monkeypatch.setattr(RankShare, "runner", property(capturing_runner))
     (found, launches), *_ = in_threads(count, work)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from minllm.costs import pipeline
 from minllm.engine.build.engine import load_engine
 from minllm.engine.options import EngineOptions
-from minllm.engine.ranks.rank_runner import forward_of, micro_batches
+from minllm.engine.ranks.rank_runner import divided, forward_of
 from minllm.engine.ranks.share import RankShare
 from minllm.engine.running.batch_arrays import NewTokens, build_batch
 from minllm.engine.scheduling.step import Span
@@ -93,10 +94,13 @@ def test_stages_hold_their_layers_and_pass_on_hidden_states(family, tensor):
         assert (engine.model.weights.embedding is None) == (tensor <= rank < 2 * tensor)
 
 
-def test_micro_batches_keep_the_order_of_spans_and_share_their_tokens():
+def test_micro_batches_keep_the_order_of_spans_and_share_their_tokens(monkeypatch):
     spans = [Span(None, 0, length, False, ()) for length in (1, 1, 1, 1, 4, 8, 8)]
-    assert [[span.length for span in part] for part in micro_batches(spans, 2)] == [[1, 1, 1, 1, 4, 8], [8]]
-    assert micro_batches(spans[:1], 4) == [spans[:1]]
+    assert divided(spans, 2) == [spans]  # too few tokens: a stage would read its weights twice
+    monkeypatch.setattr(pipeline, "FEWEST_TOKENS", 8)
+    assert [[span.length for span in part] for part in divided(spans, 2)] == [[1, 1, 1, 1, 4, 8], [8]]
+    assert [[span.length for span in part] for part in divided(spans, 4)] == [[1, 1, 1, 1, 4], [8], [8]]
+    assert divided(spans[:1], 4) == [spans[:1]]
 
 
 @pytest.mark.parametrize(
