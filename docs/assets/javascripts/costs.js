@@ -316,9 +316,11 @@ export function lastStage(c, stages) {
   return { ...c, layers, windows: c.windows.slice(-layers) };
 }
 
-export function microBatches(sequences, stages) {
-  const count = Math.min(stages, sequences);
-  return { count, sequences: Math.ceil(sequences / count), stages, bubble: (stages - 1) / (stages - 1 + count) };
+const FEWEST_TOKENS = 128; // per micro-batch, if there are several
+
+export function microBatches(tokens, stages) {
+  const count = Math.max(1, Math.min(stages, Math.floor(tokens / FEWEST_TOKENS)));
+  return { count, sequences: Math.ceil(tokens / count), stages, bubble: (stages - 1) / (stages - 1 + count) };
 }
 
 // minllm/costs/measured_all_reduces.py: microseconds of one all-reduce, null if it was not measured between so many of these GPUs.
