@@ -10,9 +10,10 @@ from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.ops.batch import Batch, NormWeights
-from minllm.parallel.cuda_ranks import TensorParallelCudaOps
+from minllm.parallel.cuda_ranks import PipelineCudaOps, TensorParallelCudaOps
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator
+from minllm.parallel.pipeline import LogitsElsewhere
 from minllm.parallel.split_weights import SplitEmbedding, VocabularyPart
 from minllm.parallel.tensor_parallel import SplitLogits
 from minllm.runtime.array import DeviceArray
@@ -161,6 +162,15 @@ def test_a_feed_forward_of_a_few_rows_ends_with_the_next_norm(all_reduce, is_fus
         np.testing.assert_allclose(kept, stream, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(out, rms_norm_reference(stream, next_norm, 1e-5)[0], rtol=1e-4, atol=1e-4)
         np.testing.assert_array_equal(out, found[0][1])
+
+
+def test_copies_of_logits_stay_split_and_those_of_other_stages_are_none():
+    ops = PipelineCudaOps("float32", Grid(0, RANKS, 2), VOCAB, HIDDEN, simulated=True)
+    own, part = np.ones((3, 19), np.float32), VocabularyPart(VOCAB, 0, RANKS)
+    copied, elsewhere = ops.copied(SplitLogits(ops, own, part)), LogitsElsewhere(3, VOCAB)
+    own[:] = 2
+    assert (copied.own == 1).all() and copied.shape == (3, VOCAB)
+    assert ops.copied(elsewhere) is elsewhere is elsewhere.without_owner()
 
 
 def test_logits_in_the_memory_of_a_graph_stay_split_and_own_no_block():
