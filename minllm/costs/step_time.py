@@ -8,20 +8,20 @@ p = infinity would be the roofline, p = 1 a sum. For one row of x, GEMVs of quan
 those of 16-bit weights, except for NF4, whose limit is decoding; in a step their kernel also computes norms and rotations (t_prepare).
 A few more rows of 4-bit weights (Decoding.column_rows) fill columns of mma.sync: the lanes that decode cannot multiply at the same time,
 only reads overlap with both, and each block of columns takes as long as decoding. Beyond, some warps decode tiles while others multiply, as
-fast as 16-bit weights (NF4: a little slower, and not faster than it decodes), but with a longer start (t_start), because few tiles fill the
-GPU only if warps and blocks split K:
+fast as 16-bit weights (NF4: a little slower), but with a longer start (t_start), because few tiles fill the GPU only if warps and blocks
+split K; a tile takes the time of its bytes or of decoding, whichever is longer:
 
     1 row             t = t_gemv + max((m^p + a^p)^(1/p), weights / F)
     to column_rows    t = t_launch + max(m, weights (1 + columns) / G)
-    tiles             t = t_start + max((m^p + (a / E)^p)^(1/p), weights / T)
+    tiles             t = t_start + (max(m, weights / T)^p + (a / E)^p)^(1/p)
 
 Up to FEW_ROWS the arithmetic is that of the actual rows; beyond, that of whole tiles of TILE_ROWS.
 
 The constants are fitted to docs/results, rows "matmul, quantised", rates relative to those of a copy and of cuBLAS. Those of bfloat16, fp8
-and int8, G of int4, and t_prepare are fitted to an H200; F and G of NF4 to an H200 and an H100, with one to eight rows; t_start, T and E
-to 68 GEMMs of an H100, with 16 to 2,048 rows. On both machines, predictions for the four GEMMs of a layer together are off by at most 8 %,
-except that of int8 with 2,048 rows on the H100, which is 13 % too long: one rate serves int8 and fp8. Those for whole steps of two shapes
-and six formats are off by at most 9 % (tests/costs/test_step_time.py).
+and int8, G of int4, and t_prepare are fitted to an H200; F and G of NF4 to an H200 and an H100, with one to eight rows; t_start, T and E to
+68 GEMMs of an H100, with 16 to 2,048 rows; an H200 reads a tile faster than it decodes one. On both machines, predictions for the four
+GEMMs of a layer together are off by at most 8 %, except that of int8 with 2,048 rows on the H100, which is 13 % too long: one rate serves
+int8 and fp8. Those for whole steps of two shapes and six formats are off by at most 9 % (tests/costs/test_step_time.py).
 
 A mixture of experts reads the experts that its tokens touch, in GEMVs up to GATHERED_ROWS tokens and in grouped GEMMs beyond. It launches
 more kernels: the router's GEMM, beyond one token the norm, and for grouped GEMMs the choice, a counting sort and the sum of the experts.
@@ -44,7 +44,7 @@ from minllm.weights.formats import WEIGHT_FORMATS
 
 LAUNCH, OVERLAP_NORM = 3.1e-6, 2.43
 START_OF_GEMV, PREPARE = 2.2e-6, 1.2e-6  # t_gemv and t_prepare
-START_OF_TILES = 9.0e-6  # t_start of 4-bit weights
+START_OF_TILES = 8.5e-6  # t_start of 4-bit weights
 OF_COPY, OF_GEMM, CODES_OF_GEMM = 1.036, 1.012, 1.85  # rates relative to a copy, and to cuBLAS in bfloat16
 COLUMN_ROWS = 8  # rows of x per column block of mma.sync
 HOST_LAUNCH = 1e-4  # seconds per kernel that the host launches, outside a graph
@@ -74,8 +74,8 @@ class Decoding(NamedTuple):
 
 HIDDEN = math.inf  # behind HBM or arithmetic
 DECODING = {
-    "int4_g128": Decoding(HIDDEN, 16, 0.0181, HIDDEN, 1),
-    "int4": Decoding(HIDDEN, 8, 0.0091, HIDDEN, 1),  # groups of 32: a scale for every fourth word of codes
+    "int4_g128": Decoding(HIDDEN, 16, 0.0181, 0.0067, 1),
+    "int4": Decoding(HIDDEN, 8, 0.0091, 0.0067, 1),  # groups of 32: a scale for every fourth word of codes
     "nf4": Decoding(0.0069, 8, 0.0097, 0.006, 0.95),
 }
 COMPARED = ("bfloat16", "fp8", "int8", *DECODING)
@@ -109,7 +109,7 @@ def product_seconds(stage: Stage, rows: int, layers: int, rates: StepRates, weig
         return layers * START_OF_GEMV + max(overlapped(moved, arithmetic), weights / (decoding.one_row * rates.flops))
     if rows <= decoding.column_rows:
         return layers * LAUNCH + max(moved, weights * (1 + -(-rows // COLUMN_ROWS)) / (decoding.columns * rates.flops))
-    return layers * START_OF_TILES + max(overlapped(moved, arithmetic / decoding.gemm), weights / (decoding.tiles * rates.flops))
+    return layers * START_OF_TILES + overlapped(max(moved, weights / (decoding.tiles * rates.flops)), arithmetic / decoding.gemm)
 
 
 def overlapped(moved: float, arithmetic: float) -> float:

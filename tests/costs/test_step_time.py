@@ -160,7 +160,7 @@ def test_int4_falls_behind_where_the_recorded_products_say():
     assert most_sequences_ahead(config, 1024, RATES, "int8", "int4_g128") == 0
 
 
-@pytest.mark.parametrize("first, second", [("int4", "int8"), ("nf4", "int8"), ("int4_g128", "int8"), ("int4_g128", "bfloat16")])
+@pytest.mark.parametrize("first, second", [("int4", "int8"), ("nf4", "int8"), ("int4_g128", "bfloat16")])
 def test_formats_are_alike_around_the_batch_at_which_they_change_places(first, second):
     config = named_config("llama-3.1-8b")
     turn = most_sequences_ahead(config, 1024, RATES, first, second)
@@ -169,7 +169,8 @@ def test_formats_are_alike_around_the_batch_at_which_they_change_places(first, s
     assert fewest - 1 <= turn <= most and ratios.pop(fewest - 1) < 1 - ALIKE
     assert abs(ratios.pop(most + 1) - 1) > ALIKE or most == MOST_COMPARED
     assert all(abs(ratio - 1) <= ALIKE for ratio in ratios.values())
-    assert sequences_alike(config, 1024, RATES, "int4_g128", "int8", 1) is None  # a turn far from where they are alike
+    for far in (1, most_sequences_ahead(config, 1024, RATES, "int4_g128", "int8")):  # where a slower kernel takes over
+        assert sequences_alike(config, 1024, RATES, "int4_g128", "int8", far) is None
 
 
 @pytest.mark.parametrize("name", COMPARED)
