@@ -3,6 +3,7 @@
     python tools/fail_ranks.py                              twelve failures of two ranks
     python tools/fail_ranks.py --failures 200 --at-once 6   several engines at a time
     python tools/fail_ranks.py --failures 200 --seconds 60  as many as begin within a minute
+    python tools/fail_ranks.py --ranks 4 --stages 2         a pipeline of two stages, of two ranks each
 
 Each failure has a program of its own, which generates tokens with a small random model on several ranks. At a random moment
 
@@ -72,9 +73,10 @@ def chosen(number: int, ranks: int, seed: int) -> Failure:
     return Failure(kind, rng.randrange(0 if kind == "kill" else 1, ranks), rng.uniform(0, 4 if kind == "kill" else 1))
 
 
-def let_fail(failure: Failure, ranks: int, device: str, step_seconds: float) -> Outcome:
+def let_fail(failure: Failure, ranks: int, device: str, step_seconds: float, stages: int = 1) -> Outcome:
     """Run a program until the failure has ended it, and look for what is left."""
-    command = [sys.executable, __file__, "--program", json.dumps(failure), "--ranks", str(ranks), "--device", device]
+    command = [sys.executable, __file__, "--program", json.dumps(failure), "--device", device]
+    command += ["--ranks", str(ranks), "--stages", str(stages)]
     mark = f"{os.getpid()}-{threading.get_ident()}-{time.monotonic_ns()}"
     environment = dict(os.environ, MINLLM_STEP_SECONDS=str(step_seconds)) | {MARK: mark}
     faults, limit = [], LOAD_S + failure.seconds + step_seconds + GRACE_S
@@ -134,18 +136,20 @@ def used_bytes() -> list[int]:
         return []
 
 
-def run(failures: int, ranks: int, device: str, seconds: float, at_once: int, seed: int, step_seconds: float) -> list[Outcome]:
+def run(
+    failures: int, ranks: int, device: str, seconds: float, at_once: int, seed: int, step_seconds: float, stages: int = 1
+) -> list[Outcome]:  # fmt: skip
     """The outcomes of this number of failures, or of those that begin within `seconds`."""
     deadline = time.monotonic() + seconds
 
     def one(number: int) -> Outcome | None:
-        return None if time.monotonic() > deadline else let_fail(chosen(number, ranks, seed), ranks, device, step_seconds)
+        return None if time.monotonic() > deadline else let_fail(chosen(number, ranks, seed), ranks, device, step_seconds, stages)
 
     with ThreadPoolExecutor(at_once) as pool:
         return [outcome for outcome in pool.map(one, range(failures)) if outcome is not None]
 
 
-def program(failure: Failure, ranks: int, device: str) -> int:
+def program(failure: Failure, ranks: int, stages: int, device: str) -> int:
     """Generate on several ranks until the failure ends it. Returns the exit code."""
     from minllm import LLM, SamplingParams
     from minllm.bench.generate import write_shape
@@ -158,7 +162,7 @@ def program(failure: Failure, ranks: int, device: str) -> int:
     try:
         with tempfile.TemporaryDirectory() as directory:
             write_shape(Path(directory), SHAPE)
-            with LLM(directory, tensor_parallel_size=ranks, **options) as llm:
+            with LLM(directory, tensor_parallel_size=ranks // stages, pipeline_parallel_size=stages, **options) as llm:
                 fails = threading.Thread(target=stop_or_stray, args=(failure, llm), daemon=True)
                 for _ in llm.stream([1, 2, 3], SamplingParams(temperature=0, max_tokens=1)):
                     pass
@@ -211,6 +215,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--failures", type=int, default=12)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--stages", type=int, default=1, choices=(1, 2), help="stages of a pipeline; they divide the ranks")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--at-once", type=int, default=1)
@@ -219,9 +224,10 @@ def main() -> int:
     parser.add_argument("--program", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.program:
-        return program(Failure(*json.loads(given.program)), given.ranks, given.device)
+        return program(Failure(*json.loads(given.program)), given.ranks, given.stages, given.device)
     before = used_bytes()
-    outcomes = run(given.failures, given.ranks, given.device, given.seconds, given.at_once, given.seed, given.step_seconds)
+    sizes = given.failures, given.ranks, given.device, given.seconds
+    outcomes = run(*sizes, given.at_once, given.seed, given.step_seconds, given.stages)
     for outcome in outcomes:
         if outcome.faults:
             print(outcome.failure, *outcome.faults, sep="\n  ")

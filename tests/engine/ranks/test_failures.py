@@ -10,8 +10,9 @@ SPEC.loader.exec_module(fail_ranks)
 
 def test_nothing_is_left_after_a_failure(request):
     if request.config.getoption("exhaustive"):
-        outcomes = fail_ranks.run(12, ranks=2, device="cpu", seconds=float("inf"), at_once=2, seed=1, step_seconds=1.0)
-        assert len(outcomes) == 12
+        given = dict(ranks=2, device="cpu", seconds=float("inf"), at_once=2, seed=1, step_seconds=1.0)
+        outcomes = fail_ranks.run(12, **given) + fail_ranks.run(6, **given, stages=2)
+        assert len(outcomes) == 18
     else:
         outcomes = [fail_ranks.let_fail(fail_ranks.Failure("stop", 1, 0.1), ranks=2, device="cpu", step_seconds=0.5)]
     for outcome in outcomes:
