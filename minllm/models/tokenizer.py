@@ -102,7 +102,7 @@ class Tokenizer:
 
     @Contained()
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of a text. Raises InvalidRequestError if it is not valid Unicode.
+        """The token ids of a text. Raises InvalidRequestError if it is not valid Unicode, or if a part of it has no token.
 
         add_special_tokens: add the tokens that the model expects around a prompt, such as BOS.
         """
@@ -120,9 +120,14 @@ class Tokenizer:
 
     def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
         """The library's token ids. Its encode() holds the GIL, and its batches do not; one text of a batch stays in this thread."""
-        if len(text) < LONG_TEXT:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            if len(text) < LONG_TEXT:
+                return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except Exception as error:  # no subclass: the vocabulary has neither a token for a word nor an unknown one
+            raise InvalidRequestError(
+                f"The model's tokenizer cannot encode this text: {error}. Give token ids, or another text."
+            ) from error
 
     @Contained()
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:

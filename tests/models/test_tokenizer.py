@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import tokenizers
-from tokenizers import processors
+from tokenizers import models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -206,6 +206,16 @@ def test_what_is_no_text_is_refused(tmp_path):
         with pytest.raises(InvalidRequestError, match="cannot be decoded: give a list of whole numbers"):
             tokenizer.decode(bad)
     assert tokenizer.decode([10_000]) == ""
+
+
+@pytest.mark.parametrize("words", ["you", "you " * 1000])
+def test_a_word_without_a_token_is_refused_if_there_is_no_unknown_token(words):
+    backend = tokenizers.Tokenizer(models.WordLevel({"hi": 0}))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.encode("hi hi") == [0, 0]
+    with pytest.raises(InvalidRequestError, match="cannot encode this text: .*UNK"):
+        tokenizer.encode(f"hi {words}")
 
 
 def test_missing_and_damaged_files(tmp_path):
