@@ -28,8 +28,7 @@ def run(kernel: str | None, cc: str, *, ptx: bool, sass: bool, json_file: Path |
     codes = find_kernels(kernel)
     out = console(json_file)
     if not kernel:
-        facts = [list_entry(code) for code in codes]
-        print_list(out, facts)
+        facts = print_list(out, codes)
     elif len(codes) > 1:
         if ptx or sass:
             raise KernelCompilationError(f"{kernel} means {len(codes)} kernels: PTX and SASS are shown of one; give a whole name")
@@ -52,10 +51,16 @@ def list_entry(code) -> dict:
             "register_budget": code.registers, "dynamic_shared_bytes": code.shared_bytes}  # fmt: skip
 
 
-def print_list(out: Console, entries: list[dict]) -> None:
-    """Print the name and source of all kernels."""
-    print_columns(out, [["kernel", "source"], *([entry["name"], entry["source"]] for entry in entries)])
+def print_list(out: Console, codes: list) -> list[dict]:
+    """Print the name and source of all kernels, each as soon as it is known: making them all takes seconds. Returns their facts."""
+    width = max(len(code.name) for code in codes)
+    out.print(f"{'kernel':<{width}}  source")
+    entries = []
+    for code in codes:
+        entries.append(list_entry(code))
+        out.print(f"{code.name:<{width}}  {entries[-1]['source']}", markup=False)
     out.print(f"\n{len(entries)} kernels. minllm inspect NAME compiles one and shows it; a part of a name, such as matmul/gemv, several.")
+    return entries
 
 
 def print_table(out: Console, inspections: list[Inspection]) -> None:

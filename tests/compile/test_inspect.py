@@ -30,6 +30,15 @@ def test_without_a_name_all_kernels_are_listed_and_nothing_is_compiled(monkeypat
     assert "minllm/kernels/matmul/gemv/gemv.py:" in result.stdout
 
 
+def test_the_list_grows_while_kernels_are_made(monkeypatch, capsys):
+    """Making all takes seconds: the first line does not wait for the last kernel."""
+    [name, *_] = [code.name for code in inspection.find_kernels("silu/vectors")]
+    entry = inspection_report.list_entry
+    monkeypatch.setattr(inspection_report, "list_entry", lambda code: {**entry(code), "shown before": capsys.readouterr().out})
+    _, second, *_ = inspection_report.print_list(inspection_report.console(None), inspection.find_kernels("silu/vectors"))
+    assert name in second["shown before"] and "silu.py:" in second["shown before"]
+
+
 @needs_compilers
 def test_one_kernel_is_shown_with_its_registers_occupancy_and_instructions():
     result = run(KERNEL)
