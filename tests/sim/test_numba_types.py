@@ -12,6 +12,7 @@ from minllm.errors import SimulationError
 from minllm.machine import numba_cuda
 from minllm.runtime.kernel import kernel
 from minllm.sim import simulate
+from minllm.sim.typing import functions
 
 TENTH = 0.1
 TABLE = np.array([1.0, 2.0], np.float32)
@@ -377,6 +378,40 @@ def test_a_variable_of_a_loops_body_has_its_type_after_the_loop_and_in_the_next_
     found = result_of(kernel, x, np.int64(4 * 10**9), size=4)
     wrapped = float((4 * 10**9) ** 2 - 2**64)
     assert found.tolist() == [wrapped, float(x[0]) * 2, 1.0, wrapped]
+
+
+@pytest.mark.parametrize("engine", ["threads", "lanes"])
+def test_unsigned_differences_wrap_before_they_meet_a_float_in_a_loop(engine):
+    def walk(a, choose, out):
+        found = 0.5
+        for i in range(2):
+            if choose[0]:
+                found = a[0] - a[1]
+            else:
+                found = 1.5
+            out[i] = found
+
+    out, a = np.zeros(2), np.array([3, 7], np.uint32)
+    for choose, expected in ((True, float(2**64 - 4)), (False, 1.5)):
+        simulate(walk, 1, 1, a, np.array([choose]), out, engine=engine)
+        assert out.tolist() == [expected] * 2
+
+
+def test_a_walk_over_a_kernel_that_was_interrupted_begins_anew(monkeypatch):
+    """Otherwise the next launch would run the kernel as plain Python, without Numba's types."""
+
+    def wraps(x, out):
+        out[0] = x[0] + x[0]
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    x = np.array([2**63 - 1])
+    with monkeypatch.context() as patch:
+        patch.setattr(functions.Walk, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            result_of(wraps, x)
+    assert result_of(wraps, x) == -2
 
 
 def test_casts_and_classes_of_bfloat16_and_floats_of_text():

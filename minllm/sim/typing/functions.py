@@ -88,8 +88,8 @@ def inference(function, arguments, device=True):
         bound = None if tree is None else bind(tree, function, arguments)
         try:
             made[arguments] = None if bound is None else Walk(function, tree, bound, device).run()
-        except SimulationError:
-            del made[arguments]  # the next launch reports it again
+        except BaseException:  # Ctrl-C, too: the next launch begins anew, and does not run without types
+            del made[arguments]
             raise
     return made[arguments]
 

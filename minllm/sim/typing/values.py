@@ -165,7 +165,8 @@ def merge(first, second):
         type = common_type(first.type, second.type)
         if not is_scalar(type):
             return UNKNOWN
-        return Value(type, max(first.bits, second.bits), first.wide or second.wide, constant)
+        wide = is_integer(type) and (first.wide or second.wide)  # what becomes a float is wrapped before (steps)
+        return Value(type, max(first.bits, second.bits), wide, constant)
     if first.items is not None and second.items is not None and len(first.items) == len(second.items) and first.fields == second.fields:
         return Value(items=tuple(map(merge, first.items, second.items)), fields=first.fields, constant=constant)
     return Value(first.type) if first.type == second.type and first.type is not None else UNKNOWN
