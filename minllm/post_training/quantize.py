@@ -25,7 +25,7 @@ from minllm.kernels.quantization.groups import NF4_BLOCK
 from minllm.models.checkpoint import Checkpoint
 from minllm.models.layout import Layer, Layout, layout_of, leaves
 from minllm.models.model import make_rope_tables
-from minllm.models.source import ModelDirectory
+from minllm.models.source import ModelDirectory, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.weights import WeightReader, check_tensors, is_prefixed
 from minllm.ops.numpy_ops import NumpyOps
@@ -91,7 +91,9 @@ def quantize(
     scheme = scheme_of(name, clip=method not in ("round", "smoothquant"))
     if os.path.lexists(out):  # a link to nothing counts
         raise InvalidOptionError(f"{out} exists: give the name of a new directory.")
-    model = ModelDirectory(source)
+    model = open_source(source)
+    if not isinstance(model, ModelDirectory):
+        raise UnsupportedModelError(f"{source} is a GGUF file, which minllm quantize does not read: give a Hugging Face directory.")
     stated = model.config()
     checkpoint = model.checkpoint(stated)
     config = untied_if_stored(stated, checkpoint)

@@ -27,6 +27,8 @@ from minllm.post_training.quantize import TOKENS, Quantizer, Scheme, quantize
 from minllm.post_training.rounding import round_matrix
 from minllm.weights.formats import WEIGHT_FORMATS
 from tests.models.batches import logits_of
+from tests.models.gguf.small_model import metadata, tensors
+from tests.models.gguf.writer import write_gguf
 from tests.models.parity import saved_model
 from tests.models.random_models import prompt
 
@@ -193,6 +195,10 @@ def test_what_is_refused(tmp_path):
     quantize(bundled_model(), tmp_path / "once", "int8")
     with pytest.raises(InvalidOptionError, match="is stored quantised already"):
         quantize(tmp_path / "once", tmp_path / "twice", "int8")
+    with pytest.raises(CheckpointError, match="There is no directory .*nowhere"):
+        quantize(tmp_path / "nowhere", tmp_path / "out", "int8")
+    with pytest.raises(UnsupportedModelError, match="model.gguf is a GGUF file"):
+        quantize(write_gguf(tmp_path / "model.gguf", metadata(), tensors()), tmp_path / "out", "int8")
     with pytest.raises(UnsupportedModelError, match="as GPT-2 does"):
         quantize(saved_model("gpt2"), tmp_path / "out", "int8")
 
