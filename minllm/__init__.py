@@ -63,7 +63,9 @@ def __getattr__(name: str):
         return import_module("minllm.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'minllm' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    from minllm.machine.call_frames import with_room  # imports nest deeply too
+
+    return getattr(with_room(import_module)(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from minllm.machine.call_frames import with_room
 from minllm.machine.collector import collect_rarely
 from minllm.machine.numba_cuda import HAS_NUMBA_CUDA
 from minllm.sim import detecting
@@ -31,6 +32,11 @@ sys.modules["rfc3987_syntax"] = None  # jsonschema does without: importing it bu
 # What a time limit of hypothesis finds on a machine with other work is that work.
 settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any load")
+
+
+def pytest_itemcollected(item):
+    """What a test takes does not depend on the depth at which it is called."""
+    item.setup, item.runtest = with_room(item.setup), with_room(item.runtest)
 
 
 class NeedsNumbaCuda(pytest.Module):

@@ -18,6 +18,7 @@ from minllm.cli.quantize import quantize_command
 from minllm.cli.serve import serve
 from minllm.cli.terminal import open_missing_streams, run_to_the_end, user_errors
 from minllm.errors import InvalidOptionError
+from minllm.machine.call_frames import with_room
 from minllm.machine.collector import collect_rarely
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="The LLM inference engine that you can read.")
@@ -35,7 +36,7 @@ def main() -> None:
     """The entry point of the console script."""
     open_missing_streams()
     collect_rarely()
-    run_to_the_end(app)
+    run_to_the_end(with_room(app))
 
 
 def print_version(wanted: bool) -> None:

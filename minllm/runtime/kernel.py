@@ -23,6 +23,7 @@ import functools
 import numpy as np
 
 from minllm.errors import DeviceError, KernelArgumentError
+from minllm.machine.call_frames import with_room
 from minllm.machine.numba_cuda import HAS_NUMBA_CUDA
 from minllm.runtime.argument_type import argument_type
 from minllm.runtime.device import check_driver, current_device
@@ -71,7 +72,7 @@ class Kernel:
         from minllm.runtime import compiler  # needs numba-cuda
 
         types = [argument_type(argument) for argument in arguments]
-        return compiler.compile_kernel(self.function, types, compute_capability, wait=wait, **self.options)
+        return with_room(compiler.compile_kernel)(self.function, types, compute_capability, wait=wait, **self.options)
 
     def cache_key(self, types, compute_capability):
         """The disk cache's key for arguments of these Numba types; None if the kernel is not cached."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minllm.errors import SimulationError
+from minllm.machine.call_frames import with_room
 from minllm.machine.numba_cuda import types
 from minllm.sim.array_bytes import offset_of_first
 from minllm.sim.cluster import check_cluster, run_cluster
@@ -106,6 +107,7 @@ class How(NamedTuple):
     cluster: Any
 
 
+@with_room
 def why_in_threads(how, arguments, detect, tracers):
     """Run a launch in lanes and return None; or why the threads must run it, with all arrays unchanged. tracers: monitors of its Trace."""
     names, indices = argument_names(how.kernel, len(arguments)), BlockIndices(how.grid, how.order)
@@ -129,6 +131,7 @@ def run_share(how, detect, processes, arguments, number):
     run(how, arguments, combined(detectors() if detect else ()), slice(number, None, processes))
 
 
+@with_room
 def run(how, arguments, monitor, share=slice(None)):
     """Run the blocks of a launch. share: a slice of the launch's steps, by default all."""
     function, twins = for_simulation(how.kernel, how.types, monitor and monitor.scalar_type or simulated_type)
