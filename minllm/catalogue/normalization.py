@@ -29,9 +29,9 @@ LARGE = ((130, 4096), (17, 16384), (2, 16392), (5, 20011), (2049, 344))
 
 def inputs(noise, tokens, hidden, dtype, residual, magnitude, offset):
     """x around `offset`, of spread `magnitude`; the residual, or None; the weight."""
-    x = noise.array((tokens, hidden), np.float32, magnitude) + np.float32(offset)
+    x = noise.array((tokens, hidden), np.float32 if offset else dtype, magnitude)
     return dict(
-        x=x.astype(dtype),
+        x=(x + np.float32(offset)).astype(dtype) if offset else x,  # a sum with 0 would give a dry run's array memory
         residual=noise.array((tokens, hidden), dtype, magnitude) if residual else None,
         weight=noise.array((hidden,), dtype),
     )
