@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.errors import DeviceError, KernelArgumentError, SimulationError
-from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce import VARIANTS, low_latency, one_shot, two_shot
 from minllm.kernels.all_reduce.choice import LIMITS, choose
 from minllm.kernels.all_reduce.fused_norm import fused_norm
+from minllm.kernels.all_reduce.ladder import ring
 from minllm.kernels.all_reduce.peers import allocate, check_fault, launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.kernels.normalization import row
 from minllm.kernels.normalization.rms_norm import rms_norm
-from minllm.sim import detecting
 from tests.kernels.all_reduce.cases import (
     EPSILON,
     NAMES,
@@ -28,10 +28,21 @@ from tests.kernels.all_reduce.cases import (
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, bits, random
 
 
-@pytest.fixture(autouse=True)
-def detectors():
-    with detecting():
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks(request):
+    """Blocks of 64 threads, of which a few vectors fill several; with --exhaustive those of a GPU, most of whose threads are idle here."""
+    if request.config.option.exhaustive:
         yield
+        return
+    factories = low_latency.low_latency_kernel, one_shot.one_shot_kernel, two_shot.two_shot_kernel, ring.ring_kernel
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (low_latency, one_shot, two_shot, ring):
+            patch.setattr(module, "THREADS", 64)
+        for factory in factories:  # a kernel keeps the launch bounds with which it was made
+            factory.cache_clear()
+        yield
+    for factory in factories:
+        factory.cache_clear()
 
 
 @pytest.mark.detected("name + count")
@@ -194,8 +205,6 @@ def test_without_its_flag_a_peers_message_is_a_race(monkeypatch):
 
     def reckless(signals, phase, rank, epoch, fault, limit):
         pass
-
-    from minllm.kernels.all_reduce import one_shot
 
     one_shot.one_shot_kernel.cache_clear()
     monkeypatch.setattr(one_shot, "meet", reckless)
