@@ -174,9 +174,10 @@ def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatc
     usual = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=12, max_num_batched_tokens=40, max_model_len=64)
     model = save_model_of_one_kv_head(tmp_path) if family == "one_kv_head" else model_directory(family)
     with LLM(model, **usual | options) as llm:
-        for params in (SamplingParams(max_tokens=2, temperature=0.0), SamplingParams(max_tokens=2)):
-            for length in range(1, 60):
-                llm.generate([[0] * length], params)
+        greedy, random = SamplingParams(max_tokens=2, temperature=0.0), SamplingParams(max_tokens=2)
+        for length in range(1, 60):  # how a token is chosen does not depend on it
+            llm.generate([[0] * length], greedy)
+        for params in (greedy, random):
             for number in range(1, 12):
                 llm.generate([[0] * 3] * number, params)
     launched = keys_of(signatures(on_gpu), H200.compute_capability)

@@ -2,24 +2,25 @@
 
 import ctypes
 
+import numpy as np
+
 
 class HostMemory:
     """Allocates, frees, copies and fills like cuda_memory.CudaMemory, with a limit on what it gives out."""
 
     def __init__(self, limit: int = 1 << 30):
         self.limit = limit
-        self.buffers: dict[int, ctypes.Array] = {}
+        self.buffers: dict[int, np.ndarray] = {}
         self.bytes_given = 0  # what is allocated now
 
     def allocate(self, nbytes: int) -> int | None:
         """The address of new memory full of 0xFF (NaN for floats), or None beyond the limit."""
         if self.bytes_given + nbytes > self.limit:
             return None
-        buffer = (ctypes.c_uint8 * nbytes)()
-        ctypes.memset(buffer, 0xFF, nbytes)
-        self.buffers[ctypes.addressof(buffer)] = buffer
+        buffer = np.full(nbytes, 0xFF, np.uint8)
+        self.buffers[buffer.ctypes.data] = buffer
         self.bytes_given += nbytes
-        return ctypes.addressof(buffer)
+        return buffer.ctypes.data
 
     def free(self, pointer: int) -> None:
         """Forget the memory; KeyError if it was not given out."""
