@@ -40,6 +40,8 @@ def modules():
 def statements(node):
     """All import statements below a node of the syntax tree, except those that only type checkers read."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             continue
         if isinstance(child, (ast.Import, ast.ImportFrom)):

@@ -9,6 +9,7 @@ from the package itself on every request, so they cannot differ from it; exercis
 """
 
 import ast
+import functools
 import re
 import textwrap
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def holder(text: str, name: str) -> str:
     return statement_around(text, name).name
 
 
+@functools.lru_cache(256)
 def statement_around(text: str, name: str) -> ast.stmt:
     """The syntax-tree node of the top-level function or class that contains an exercise."""
     found = region(text, name)

@@ -105,7 +105,8 @@ def guarded(exercise: Exercise, file: str) -> Iterator[None]:
         value = vars(importlib.import_module(module)).get(name)
         if callable(value) or hasattr(value, "simulate"):
             found[id(value)] = Guard(value, exercise, name, file)
-    before = [(module, name, value) for module in package_modules() for name, value in vars(module).items() if id(value) in found]
+    holding = [module for module in package_modules() if not found.keys().isdisjoint(map(id, vars(module).values()))]
+    before = [(module, name, value) for module in holding for name, value in vars(module).items() if id(value) in found]
     for module, name, value in before:
         setattr(module, name, found[id(value)])
     sys.meta_path.insert(0, finder)
