@@ -267,7 +267,9 @@ curves(
 # %%
 from minllm.course import comparable
 
-(whole,) = recorded("whole prefill", "llama-3.1-8b (random weights), 2048 tokens")
+(whole,) = recorded(
+    "whole prefill", "llama-3.1-8b (random weights), 2048 tokens", "bfloat16"
+)
 (step,) = recorded(
     "decode step",
     "llama-3.1-8b (random weights), batch 1, context 1024",

@@ -540,7 +540,7 @@ print(
 )
 
 # %% tags=["hide"]
-assert measured[1] < measured[8] < measured[32] and 24 <= best <= 50
+assert measured[1] < measured[4] < measured[32] and 24 <= best <= 50
 assert max(value for splits, value in measured.items() if splits > 50) < min(
     measured[48], measured[49]
 )
@@ -887,14 +887,7 @@ assert all(
     for row in rows
     if size_of(row) == (1, 1024)
 )
-assert (
-    slow.value
-    < unsplit
-    < split_rows[1, 1024]
-    < split_rows[1, 8192]
-    < split_rows[16, 1024]
-    < tb_s
-)
+assert slow.value < unsplit < split_rows[1, 1024] < split_rows[1, 8192] < tb_s
 
 # %% [markdown]
 # - **Splitting pays.** The three kernels of lesson 3 stay below what eight blocks could reach. With splits over all

@@ -409,7 +409,8 @@ MODEL, SIZES = (
     r"(?:batch (?P<batch>\d+), context (?P<context>\d+)|prompt of (?P<prompt>\d+))",
 )
 STEP = re.compile(f"{MODEL}, {SIZES}")
-PREDICTED = [row for row in RANKS["rows"] if row["unit"] == "ms" and "int4), batch 1," not in row["case"]]
+OTHERS = ("int4), batch 1,", "stages, ")  # 70B in int4 at batch 1, and pipelines, which are not predicted
+PREDICTED = [row for row in RANKS["rows"] if row["unit"] == "ms" and not any(one in f"{row['case']}; {row['variant']}" for one in OTHERS)]
 
 
 @pytest.mark.parametrize("row", PREDICTED, ids=lambda row: f"{row['case']}, {row['variant']}")

@@ -19,6 +19,7 @@ from minllm.cache.policy import CachePolicy
 from minllm.engine.build.cache import make_cache
 from minllm.engine.build.calibration import calibrate
 from minllm.engine.build.max_model_len import fitted_model_len
+from minllm.engine.build.memory_budget import naming_memory_options
 from minllm.engine.build.plan import Plan, plan_engine
 from minllm.engine.build.precompile import precompile
 from minllm.engine.build.preemption import make_preemption
@@ -110,15 +111,16 @@ def load_engine(options: EngineOptions, progress: Progress | None = None, share:
     UnsupportedModelError, InvalidOptionError, DeviceError or OutOfMemoryError.
     """
     plan = plan_engine(options, share)
-    model = _read_model(plan, progress)
-    draft = load_draft(plan)
-    memory = _make_memory(plan, model, draft)
-    runner = _make_runner(plan, model, memory, draft)
-    return Engine(
-        plan.options, plan.source.path, plan.device, plan.ops, model, plan.tokenizer, plan.generation_config,
-        eos_token_ids=_eos_token_ids(plan.generation_config, plan.config, plan.tokenizer), max_model_len=memory.max_model_len,
-        cache=memory.cache, cache_policy=memory.policy, scheduler=_make_scheduler(plan, memory, draft), runner=runner,
-    )  # fmt: skip
+    with naming_memory_options(plan.options):
+        model = _read_model(plan, progress)
+        draft = load_draft(plan)
+        memory = _make_memory(plan, model, draft)
+        runner = _make_runner(plan, model, memory, draft)
+        return Engine(
+            plan.options, plan.source.path, plan.device, plan.ops, model, plan.tokenizer, plan.generation_config,
+            eos_token_ids=_eos_token_ids(plan.generation_config, plan.config, plan.tokenizer), max_model_len=memory.max_model_len,
+            cache=memory.cache, cache_policy=memory.policy, scheduler=_make_scheduler(plan, memory, draft), runner=runner,
+        )  # fmt: skip
 
 
 def _read_model(plan: Plan, progress: Progress | None) -> Model:
