@@ -17,9 +17,10 @@ BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 # The rows of the short table: (benchmark, prefix of the case, variant or None for any, label)
 GATE_AND_UP, INT4 = "28672x4096", "int4 in groups of 128"
 HEADS = "32/8 heads, d 128, bfloat16, contiguous"
+ONE = "(random weights), batch 1, context 1024"
 SHORT = (
-    ("decode step", "llama-3.2-1b", "graph replay", "a decode step, Llama 3.2 1B shape, batch 1, context 1,024"),
-    ("decode step", "llama-3.1-8b", "graph replay", "a decode step, Llama 3.1 8B shape, batch 1, context 1,024"),
+    ("decode step", f"llama-3.2-1b {ONE}", "graph replay", "a decode step, Llama 3.2 1B shape, batch 1, context 1,024"),
+    ("decode step", f"llama-3.1-8b {ONE}", "graph replay", "a decode step, Llama 3.1 8B shape, batch 1, context 1,024"),
     ("decode step", "llama-3.1-8b (random weights in int4_g128), batch 1,", "graph replay", "the same with weights in int4, groups of 128"),
     ("serving throughput", "llama-3.2-1b (random weights), mixed-prompts", None, "256 requests at once, 128 tokens each, 1B shape"),
     ("serving throughput", "llama-3.1-8b (random weights), mixed-prompts", None, "the same, 8B shape"),
