@@ -30,8 +30,10 @@ for name in ("llama", "gemma3"):
 assert found == {"llama": (10000.0, None, None), "gemma3": (1000000.0, 10000.0, None)}
 PYTHON
 cd "$folder"
-for step in 5.24.0:save.py 4.57.1:load.py; do
+run_with() {
     python3 -m venv --clear venv
-    venv/bin/pip install --quiet --disable-pip-version-check transformers=="${step%:*}"
-    venv/bin/python -W ignore "${step#*:}"
-done
+    venv/bin/pip install --quiet --disable-pip-version-check "$1"
+    venv/bin/python -W ignore "$2"
+}
+run_with transformers==5.24.0 save.py
+run_with transformers==4.57.1 load.py

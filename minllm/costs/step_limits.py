@@ -51,7 +51,7 @@ class StepLimits(NamedTuple):
     tokens: int
 
 
-STEP_LIMITS = StepLimits(256, 2048)  # of 16-bit weights, and on a CPU
+STEP_LIMITS = StepLimits(256, 2048)  # the limits with 16-bit weights, and those of a CPU
 
 
 def step_limits(config: ModelConfig, weight_format: WeightFormat, kv_token_bytes: int, room: int, gpu: Gpu | None = None) -> StepLimits:

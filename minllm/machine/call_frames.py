@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
-SLOTS = 2**17  # of 8 bytes: CPython rounds the chunk up to a power of two, and the half that the frame leaves is the room
+SLOTS = 2**17  # a slot has 8 bytes; CPython rounds the chunk up to a power of two, and the half that the frame leaves is the room
 
 
 def with_room(function: Callable[Given, Result]) -> Callable[Given, Result]:

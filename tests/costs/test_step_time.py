@@ -41,6 +41,7 @@ RATES = StepRates.of(H200.ceiling_tb_s, H200.measured_bf16_tflops)
 RATES_OF_H100 = StepRates.of(3.021, 782.0)  # copy and cuBLAS, measured before its products
 RECORDS = {"h200": RATES, "h100_quantised": RATES_OF_H100}
 GROUPS = {"int4 in groups of 32": "int4", "int4 in groups of 128": "int4_g128"}  # names of formats
+FURTHER_OFF_STEPS = {("h200", "bfloat16", 256, "llama-3.2-1b", 192): 0.091}  # short contexts of a small model
 FURTHER_OFF = {("h100_quantised", "int8", 2048): 0.14}  # fp8, which has the same rate, takes 8 % longer there, but 4 % less on the H200
 
 
@@ -113,13 +114,13 @@ def test_the_products_of_a_layer_are_predicted_within_8_per_cent():
 
 
 def test_whole_steps_are_predicted_within_9_per_cent():
-    """The furthest is the 1B shape with 256 sequences at context 192, 9.03 % too short on an H200."""
+    """On both machines, with one exception (FURTHER_OFF_STEPS)."""
     steps, errors = of_both_machines(recorded_steps), {}
     for (machine, weights, batch, name, context), microseconds in steps.items():
         seconds = decode_step_seconds(named_config(name), batch, context, RECORDS[machine], WEIGHT_FORMATS[weights])
         errors[machine, weights, batch, name, context] = 1e6 * seconds / microseconds - 1
     assert len(errors) == 57
-    assert {case: error for case, error in errors.items() if abs(error) > 0.091} == {}
+    assert {case: error for case, error in errors.items() if abs(error) > FURTHER_OFF_STEPS.get(case, 0.09)} == {}
 
 
 @pytest.mark.parametrize(("batch", "measured"), [(1, 2.244), (16, 10.98), (64, 16.94)])
@@ -176,6 +177,7 @@ def test_formats_are_alike_around_the_batch_at_which_they_change_places(first, s
     assert all(abs(ratio - 1) <= ALIKE for ratio in ratios.values())
     for far in (1, most_sequences_ahead(config, 1024, RATES, "int4_g128", "int8")):  # where a slower kernel takes over
         assert sequences_alike(config, 1024, RATES, "int4_g128", "int8", far) is None
+    assert sequences_alike(config, 1024, RATES, "int4", "int8", 1) is None  # with two sequences int4 is 5 % behind at once
 
 
 @pytest.mark.parametrize("name", COMPARED)

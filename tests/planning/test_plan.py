@@ -395,6 +395,7 @@ def test_formats_are_printed_and_refused_before_anything_else(capsys):
     command = ["plan", "llama-3.1-8b", "--formats", "--gpu"]
     done = runner.invoke(cli.app, [*command, "h200", "--context", "1024"])
     assert done.exit_code == 0 and "int4_g128 is faster than int8 up to a batch of" in done.stdout
+    assert "int4 is faster than int8 up to a batch of 1\n" in done.stdout
     assert "nf4 is faster than int8 up to a batch of 1; within 5 % of it from 2 to 8" in done.stdout
     refused = runner.invoke(cli.app, [*command, "t4"])
     assert refused.exit_code != 0 and "memory " not in refused.output
