@@ -4,8 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from minllm.cache.kv_cache import CacheShape, KVCache
+from minllm.cache.kv_cache import KVCache
 from minllm.catalogue.noise import Noise
+from minllm.engine.build.cache_format import cache_shape
+from minllm.engine.build.calibration import is_calibrated
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.running.batch_arrays import NewTokens, build_batch
 from minllm.engine.running.machine import Machine
@@ -23,6 +25,7 @@ from minllm.weights.format import WeightFormat
 
 BLOCK_SIZE = 16
 DISTINCT_LAYERS = 4
+NO_NAN = 0xF7  # a byte without bit 3 is a finite number in both formats of 8-bit floats
 
 
 def load_random_weights(ops, config: ModelConfig, weight_format: WeightFormat | None = None) -> ModelWeights:
@@ -43,24 +46,35 @@ def load_random_weights(ops, config: ModelConfig, weight_format: WeightFormat | 
 class RandomModel:
     """A model of the shape `name`, or of a ModelConfig, with a cache for `sequences` of `tokens` each.
 
-    weights: those of load_random_weights, which several models may share; None: its own, in weight_format.
+    weights: those of load_random_weights, which several models may share; None: its own, in weight_format. kv_cache_dtype: as in the
+    engine's options.
     """
 
     def __init__(
         self, name: str | ModelConfig, ops, noise: Noise, sequences: int, tokens: int, weight_format: WeightFormat | None = None,
-        weights: ModelWeights | None = None,
+        weights: ModelWeights | None = None, kv_cache_dtype: str = "auto",
     ):  # fmt: skip
         self.ops, self.noise, self.sequences, self.tokens = ops, noise, sequences, tokens
         self.config = named_config(name) if isinstance(name, str) else name
         weights = weights or load_random_weights(ops, self.config, weight_format)
         self.model = Model(self.config, weights, make_rope_tables(ops, self.config, tokens))
         self.blocks_each = -(-tokens // BLOCK_SIZE)
-        shape = CacheShape(self.config.num_hidden_layers, BLOCK_SIZE, self.config.num_key_value_heads, self.config.head_dim, ops.dtype)
-        self.cache = KVCache(ops, shape, sequences * self.blocks_each)
-        contents = noise.array(self.cache.layers[0].key.shape, ops.dtype)
-        for layer in self.cache.layers:
-            for array in (layer.key, layer.value):
-                array.copy_from_host(contents)
+        self.cache = KVCache(ops, cache_shape(self.config, ops.dtype, BLOCK_SIZE, kv_cache_dtype), sequences * self.blocks_each)
+        self._fill_cache()
+
+    def _fill_cache(self) -> None:
+        """Write noise: numbers, or codes with calibrations that change nothing."""
+        shape = self.cache.shape
+        if is_calibrated(shape):
+            unchanged = np.stack([np.zeros((shape.kv_heads, shape.head_dim)), *np.ones((2, shape.kv_heads, shape.head_dim))])
+            scales = np.ones((shape.num_layers, 2, shape.kv_heads), np.float32) if shape.format.is_float else None
+            self.cache.calibrate(np.stack([unchanged.astype(np.float32)] * shape.num_layers), scales, self.ops)
+        for array in self.cache.arrays:  # [2 * layers, num_blocks, ...]
+            part = array.shape[1:]
+            codes = array.dtype == np.uint8
+            contents = self.noise.random.integers(0, 256, part, np.uint8) & NO_NAN if codes else self.noise.array(part, array.dtype)
+            for i in range(array.shape[0]):
+                array[i].copy_from_host(contents)
 
     def runner(self, machine: Machine) -> ModelRunner:
         """The engine's runner with graphs and a slot per sequence; `block_tables` replaces the cache policy."""

@@ -28,11 +28,12 @@ from minllm.bench.serving.profile.run import check_profiler
 from minllm.bench.step_parts import PartTime, StepParts, divide, moved_bytes, time_parts
 from minllm.bench.timing import Clock, CudaClock
 from minllm.catalogue.noise import Noise
-from minllm.engine.options import FIXED_ORDER_VARIANTS
+from minllm.engine.options import FIXED_ORDER_VARIANTS, KV_CACHE_DTYPES
 from minllm.engine.running.batch_arrays import padded_arrays, to_backend
 from minllm.engine.running.machine import CudaMachine
 from minllm.engine.running.step_graphs import GraphKey
 from minllm.errors import InvalidOptionError
+from minllm.kernels.quantization.formats import CHANNEL_FORMATS, full_name
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.models.layout import ModelWeights
@@ -42,6 +43,8 @@ from minllm.runtime.recording import RecordedLaunch, recorded_launches
 from minllm.weights.format import WeightFormat
 from minllm.weights.formats import WEIGHT_FORMATS
 
+# Keys by channel need a window of recent tokens, which the measured runner lacks.
+CACHES = tuple(name for name in KV_CACHE_DTYPES if name not in CHANNEL_FORMATS)
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # measured by default
 ROUNDS, WARM_UP, REPLAYS = 5, 8, 32  # decode steps; each replay sees one token more than the previous one
 PREFILLS = 7
@@ -51,13 +54,15 @@ LINE = "{:<46} {:<40} {:>10} {:<3} {:>9} {:>24}"
 def run(
     models: Sequence[str], batches: Sequence[int], contexts: Sequence[int], prompt: int, parts: bool, against: str | None,
     json_file: Path | None, batch_invariant: bool = False, quantization: Sequence[str] = (), trace: bool = False,
+    kv_cache_dtype: str = "auto",
 ) -> None:  # fmt: skip
     """Measure each model's step at each batch size and context, its prefill of `prompt` tokens (0: none), print rows, write the record.
 
     parts: also report the time that each kernel adds to the step. against: "torch" or None. batch_invariant: use the kernels of that option
     and name it in every row's variant. quantization: formats of the layers' weights, each measured at all batch sizes; empty: plain
-    weights. trace: also print where a layer's time goes, from a trace by torch's profiler (step_trace.py). Raises InvalidOptionError for
-    unknown names and without PyTorch for a trace, DeviceError without a GPU.
+    weights. trace: also print where a layer's time goes, from a trace by torch's profiler (step_trace.py). kv_cache_dtype: the cache's
+    format, as in the engine's options. Raises InvalidOptionError for unknown names and without PyTorch for a trace, DeviceError without a
+    GPU.
     """
     unknown = [name for name in models if name not in SHAPES]
     if unknown:
@@ -67,6 +72,8 @@ def run(
             raise InvalidOptionError(f"--quantization {name} is not allowed: the formats are {', '.join(WEIGHT_FORMATS)}.")
     if batch_invariant and quantization:
         raise InvalidOptionError("--batch-invariant has no kernels for quantised weights: leave out --quantization.")
+    if kv_cache_dtype not in CACHES:
+        raise InvalidOptionError(f"--kv-cache-dtype {kv_cache_dtype} is not allowed: the step has kernels for {', '.join(CACHES)}.")
     if against not in (None, *PEER_PACKAGES):
         raise InvalidOptionError(f"--against {against} is not allowed: it takes {' or '.join(PEER_PACKAGES)}.")
     from minllm.bench.ceilings import copy_tb_s
@@ -86,7 +93,9 @@ def run(
         weights = load_random_weights(ops, named_config(name), weight_format)
         for batch in batches or (1,):
             tokens = max(max(contexts) + WARM_UP + REPLAYS, prompt if batch == 1 else 0)
-            bench = StepBench(name, ops, clock, batch, tokens, ceilings, weight_format=weight_format, weights=weights)
+            bench = StepBench(
+                name, ops, clock, batch, tokens, ceilings, weight_format=weight_format, weights=weights, kv_cache_dtype=kv_cache_dtype
+            )
             found = [row for context in contexts for row in bench.decode_rows(context, parts)]
             for context in contexts if trace else ():
                 print(f"\n{bench.account(context)}\n", file=out, flush=True)
@@ -119,15 +128,18 @@ class StepBench:
 
     def __init__(
         self, name: str, ops: Ops, clock: Clock, batch: int, tokens: int, ceilings: dict[str, float | None], machine: Any = None,
-        weight_format: WeightFormat | None = None, weights: ModelWeights | None = None,
+        weight_format: WeightFormat | None = None, weights: ModelWeights | None = None, kv_cache_dtype: str = "auto",
     ):  # fmt: skip
         """tokens: maximum length of a sequence. ceilings: as in a record.
 
         weight_format: that of the layers' matrices; None: plain. weights: of this model in this format, if they are loaded already.
+        kv_cache_dtype: the cache's format, as in the engine's options.
         """
-        self.name = f"{name} (random weights{'' if weight_format is None else f' in {weight_format.name}'})"
+        formats = "" if weight_format is None else f" in {weight_format.name}"
+        formats += "" if kv_cache_dtype == "auto" else f", KV cache in {full_name(kv_cache_dtype)}"
+        self.name = f"{name} (random weights{formats})"
         self.ops, self.clock, self.batch, self.ceilings, self.weight_format = ops, clock, batch, ceilings, weight_format
-        self.model = RandomModel(name, ops, Noise(), batch, tokens, weight_format, weights)
+        self.model = RandomModel(name, ops, Noise(), batch, tokens, weight_format, weights, kv_cache_dtype)
         self.runner = self.model.runner(machine or CudaMachine(ops))
 
     def decode_rows(self, context: int, parts: bool) -> list[Row]:
@@ -136,7 +148,8 @@ class StepBench:
         For a single sequence and plain weights, whose launches take the largest share, also without programmatic dependent launch.
         """
         graphs, words, key, case = self.runner.graphs, self.words(context), self.key(context), self.case(context)
-        limit = self.limit(costs.decode_step(self.model.config, self.batch, context, weight_format=self.weight_format).bytes)
+        sizes = dict(kv_itemsize=self.kv_itemsize, weight_format=self.weight_format)
+        limit = self.limit(costs.decode_step(self.model.config, self.batch, context, **sizes).bytes)
         rows = [step_row(case, "graph replay", self.step_seconds(key, words), limit)]
         few = self.batch == 1 and self.weight_format is None
         if not few and not parts:
@@ -151,6 +164,12 @@ class StepBench:
             self.load(words)
             rows += self.part_rows(case, self.part_times(launches, context))
         return rows
+
+    @property
+    def kv_itemsize(self) -> float:
+        """Bytes in the cache per component of a key or value, scales included."""
+        shape = self.model.cache.shape
+        return shape.bytes_per_head / shape.head_dim
 
     def case(self, context: int) -> str:
         """The name of a decode step in records."""
@@ -184,7 +203,8 @@ class StepBench:
 
     def moved(self, parts: StepParts, context: int) -> tuple[list[int], list[int]]:
         """Bytes that the kernels must read, see moved_bytes."""
-        return moved_bytes(self.model.config, parts, self.batch, context, self.ops.dtype.itemsize, self.weight_format)
+        sizes = self.ops.dtype.itemsize, self.kv_itemsize
+        return moved_bytes(self.model.config, parts, self.batch, context, *sizes, self.weight_format)
 
     def load(self, words: np.ndarray) -> None:
         """Set the slots to `RandomModel.slot_words`."""

@@ -69,10 +69,11 @@ def is_gemm(name: str) -> bool:
 
 
 def moved_bytes(
-    config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int, weight_format: WeightFormat | None = None
-) -> tuple[list[int], list[int]]:
+    config: ModelConfig, parts: StepParts, batch: int, context: int, itemsize: int, kv_itemsize: float,
+    weight_format: WeightFormat | None = None,
+) -> tuple[list[int], list[int]]:  # fmt: skip
     """Bytes of weights, keys and values that each kernel must read: (per kernel of a layer, per kernel after the layers)."""
-    found = costs.decode_stages(config, batch, context, itemsize, itemsize, weight_format=weight_format)
+    found = costs.decode_stages(config, batch, context, itemsize, kv_itemsize, weight_format=weight_format)
     stages = {stage.name: stage for stage in found}
     products = iter(products_of(config))
 

@@ -83,6 +83,7 @@ def bench_step(
         list[str] | None,
         typer.Option(metavar="FORMAT", help="The layers' weights in this format, as in generate. May be repeated.", show_default=False),
     ] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(metavar="FORMAT", help="The KV cache in this format, as in generate.")] = "auto",
     against: Annotated[
         str | None, typer.Option(metavar="torch", help="Compare the prefill with PyTorch's kernels.", show_default=False)
     ] = None,
@@ -93,8 +94,9 @@ def bench_step(
         from minllm.bench import step as benchmark
 
         benchmark.run(
-            model or (), batch or (), context or (1024,), prompt, parts, against, json_file, batch_invariant, quantization or (), trace
-        )
+            model or (), batch or (), context or (1024,), prompt, parts, against, json_file, batch_invariant, quantization or (), trace,
+            kv_cache_dtype,
+        )  # fmt: skip
 
 
 @bench_app.command("all-reduce")

@@ -7,9 +7,11 @@ import pytest
 
 from minllm import costs
 from minllm.bench import launch, step
+from minllm.bench.kernel_case import rounded
 from minllm.bench.step import StepBench
 from minllm.engine.options import FIXED_ORDER_VARIANTS
 from minllm.errors import InvalidOptionError
+from minllm.kernels.quantization.formats import kv_format
 from minllm.models.shapes import SHAPES, named_config
 from minllm.models.weights import load_weights
 from minllm.ops.dry_run_ops import DryRunOps
@@ -130,11 +132,27 @@ def test_the_kernels_of_batch_invariant_make_a_whole_step():
     assert whole.value == in_order.value >= 8 * named_config(SHAPE).num_hidden_layers  # norms are kernels of their own
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3", "int8", "int4"])
+def test_a_step_over_a_quantised_cache_reads_its_codes(kv_cache_dtype):
+    with pytest.MonkeyPatch.context() as patch, dry_run(H200) as launches:
+        patch.setattr("minllm.bench.random_model.load_weights", paper_weights)
+        given = DryRunOps("bfloat16"), CountingClock(launches), 2, CONTEXT + 64, {"copy_tb_s": COPY_TB_S}, PaperMachine()
+        bench = StepBench(SHAPE, *given, kv_cache_dtype=kv_cache_dtype)
+        whole, *others = bench.decode_rows(CONTEXT, parts=True)
+    config = named_config(SHAPE)
+    item = kv_format(kv_cache_dtype, config.head_dim).bytes_per_head / config.head_dim
+    assert item < 1.3 and whole.limit == rounded(costs.decode_step(config, 2, CONTEXT, kv_itemsize=item).bytes / COPY_TB_S / 1e6)
+    assert whole.case.startswith(f"{SHAPE} (random weights, KV cache in {kv_cache_dtype}), batch 2")
+    assert any("quantized" in row.variant for row in parts_of(others))
+
+
 def test_names_that_do_not_exist_are_refused():
     with pytest.raises(InvalidOptionError, match="llama-3.1-8b"):
         step.run(["llama-9"], [], [1024], 0, False, None, None)
     with pytest.raises(InvalidOptionError, match="torch"):
         step.run([], [], [1024], 0, False, "jax", None)
+    with pytest.raises(InvalidOptionError, match="fp8_e5m2"):
+        step.run([], [], [1024], 0, False, None, None, kv_cache_dtype="kivi_int4")
 
 
 def test_host_time_counts_launches_and_not_the_wait_for_them():
