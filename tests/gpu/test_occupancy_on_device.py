@@ -26,6 +26,17 @@ def test_registers_and_occupancy_are_those_of_the_driver(code):
     assert found.blocks == check_driver(question, "ask for the occupancy")
 
 
+def test_a_kernel_asks_for_its_division_of_an_sms_memory():
+    from cuda.bindings import driver
+
+    device, code = current_device(), next(iter(machine_code().values()))
+    compiled = code.compile(device.compute_capability)
+    carveout = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    for given, expected in ((None, -1), (0, 0), (50, 50)):
+        loaded = LoadedKernel(compiled, device, carveout=given)
+        assert check_driver(driver.cuKernelGetAttribute(carveout, loaded.kernel, device.index), "ask for the carveout") == expected
+
+
 def test_the_table_of_limits_is_right_for_this_gpu():
     from cuda.bindings import driver
 

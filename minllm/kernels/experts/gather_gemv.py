@@ -192,7 +192,7 @@ def gate_up_gemv_kernel(hidden: int, experts: int, chosen: int, dtype: str, read
     sums = rows + 1  # and the squares of x
     dots, choose = make_dots(hidden, rows, LOADS_OF_GATE_AND_UP, dtype, reads, one_x=True), make_choice(experts, chosen)
 
-    @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
+    @kernel(launch_bounds=WARPS * WARP, dependent_launch=True, carveout=0)
     def gate_up_gemv_kernel(x, norm, logits, gate_up, out, epsilon):
         """x [T, H], norm [H] or None, logits [T, E], gate_up [E * 2 * I, H], out [T * k, I]; grid: pairs, features."""
         griddepcontrol_wait()
@@ -233,7 +233,7 @@ def down_gemv_kernel(inner: int, experts: int, chosen: int, dtype: str, reads: s
     dots = make_dots(inner, together, LOADS_OF_DOWN, dtype, reads, one_x=False, waits=True)
     choose, weigh = make_choice(experts, chosen), make_weights(experts, chosen)
 
-    @kernel(launch_bounds=WARPS * WARP, dependent_launch=True)
+    @kernel(launch_bounds=WARPS * WARP, dependent_launch=True, carveout=0)
     def down_gemv_kernel(activated, logits, normalized, down, residual, out):
         """activated [T * k, I], logits [T, E], down [E * H, I], residual None or as out [T, H]; grid: tokens, features."""
         griddepcontrol_launch_dependents()

@@ -49,7 +49,7 @@ def normed_router_kernel(hidden: int, dtype: str):
     pieces, loads = ceil_div(vectors, THREADS), ceil_div(vectors, WARP)  # vectors per thread of x, and per lane of a row of the router
     held, words_in_flight, row_words = pieces * width, ROWS * loads * 4, vectors * 4  # 32-bit words of the normalised row
 
-    @kernel(launch_bounds=THREADS, dependent_launch=True)
+    @kernel(launch_bounds=THREADS, dependent_launch=True, carveout=0)
     def normed_router_kernel(x, norm, router, normalised, logits, epsilon):
         """x, normalised [T, H], norm [H], router [E, H], logits [T, E]; grid: tokens, experts."""
         thread, lane, token = int32(cuda.threadIdx.x), int32(cuda.threadIdx.x) % WARP, int32(cuda.blockIdx.x)

@@ -25,7 +25,7 @@ from minllm.kernels.kv.quantized_head import make_store_quantized, smooth, unsmo
 from minllm.kernels.quantization.lanes import EACH
 from minllm.kernels.rope.rotate import make_rotate
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
-from minllm.ptx import token_stride
+from minllm.ptx import prefetch_l2, token_stride
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import ALL_LANES, WARP
 
@@ -111,6 +111,9 @@ def qkv_rope_append_vector_kernel(dtype, head_dim, has_positions, has_norm, head
         if has_norm and heads_per_thread == 1 and first < rotated_heads:
             # No kernel writes the weights, so this load may overlap the preceding kernel.
             load_head(q_norm if first < heads else k_norm, 0, i, weight_words, 0)
+        if heads_per_thread == 1 and cuda.threadIdx.x + cuda.threadIdx.y == 0:  # displaced from L2 by weights since the layer before
+            prefetch_l2(positions, token)
+            prefetch_l2(slot_mapping, token)
         wait_for_predecessors()
         position, slot = positions[token], slot_mapping[token]
         words = cuda.local.array(words_held, uint32)

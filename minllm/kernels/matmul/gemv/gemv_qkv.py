@@ -49,7 +49,9 @@ def gemv_qkv_kernel(m: int, k: int, head_dim: int, dtype: str, tiling: GemvTilin
     groups, pairs, half = warps // splits, rows // 2, head_dim // 2
     begin, finish = make_sums(m, k, dtype, tiling, vectorized, make_row_of_pair(half))
 
-    @kernel(launch_bounds=(warps * WARP, RESIDENT_WARPS // warps) if m == 1 else warps * WARP, dependent_launch=True)
+    bounds = (warps * WARP, RESIDENT_WARPS // warps) if m == 1 else warps * WARP
+
+    @kernel(launch_bounds=bounds, dependent_launch=True, carveout=0)
     def matmul_gemv_qkv_kernel(x, norm, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, epsilon):
         """x [M, K], norm [K], weight [N, K], bias [N] or None, positions, slot_mapping [M], cos_sin [positions, head_dim],
         query [M, heads, head_dim], caches [slots, kv_heads, head_dim]; the grid covers the N / 2 pairs."""

@@ -28,7 +28,7 @@ from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import Outputs
 from minllm.kernels.matmul.quantized.tensor_core_gemv.products import Products, Registers
 from minllm.kernels.matmul.quantized.tensor_core_gemv.several_rows import make_products_of_rows
 from minllm.kernels.matmul.quantized.tensor_core_gemv.sums import BARRIER_WORDS, make_add_in_block, make_cluster_sums
-from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import BUFFERS, PAIRS, TILE_ROWS, TensorCoreGemvTiling
+from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import BUFFERS, CARVEOUT, PAIRS, TILE_ROWS, TensorCoreGemvTiling
 from minllm.kernels.quantization.decoder import Format
 from minllm.runtime.kernel import kernel
 from minllm.tiles.unrolled import unrolled
@@ -92,7 +92,7 @@ def tensor_core_gemv_kernel(tiling: TensorCoreGemvTiling, products: Products, ou
         unrolled(load_codes, unroll), unrolled(products.load_scales, max(1, products.loads)), unrolled(multiply_step, unroll)
     )  # fmt: skip
 
-    @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True)
+    @kernel(launch_bounds=(tiling.threads, tiling.blocks), dependent_launch=True, carveout=CARVEOUT)
     def tensor_core_gemv_kernel(x, norm, weight, arrays, n, pairs, epsilon):
         """x [M, K], norm [K] or None, weight [n, K]: the format's arrays, arrays: those of the outputs, pairs: pairs of weight rows."""
         ptx.griddepcontrol_launch_dependents()
