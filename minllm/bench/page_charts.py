@@ -43,14 +43,10 @@ def vllm_chart(record: dict) -> Figure:
 
 
 def roof_chart(record: dict) -> Figure:
-    """The share of the hardware's limit that each kernel of the short table reaches.
-
-    Without the product of many rows in fp8: arithmetic limits it, and no rate of fp8 is recorded that it could be compared with.
-    """
+    """The share of the hardware's limit that each kernel of the short table reaches, where a limit is recorded."""
     named = [(name.partition(" (`"), recorded_in(record, benchmark, case, variant)) for benchmark, case, variant, name in SHORT]
     shown = [
         (name, variant.rstrip("`)"), row) for (name, _, variant), row in named if row and row["benchmark"] in KERNELS and row["of_limit"]
-        and not (row["benchmark"] == "matmul, quantised" and "2048 rows" in row["case"])
     ]  # fmt: skip
     return bars(
         [Bar(name, round(100 * share(row, record)), variant, KERNELS[row["benchmark"]]) for name, variant, row in shown],
