@@ -42,6 +42,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
     },
     "dead-ends.md": {
         **dict.fromkeys(["1.82 TB/s", "1.3 µs", "51.9 µs", "757 TFLOP/s", "1,772 µs", "4,520 µs", "4,554 µs"], PRINTED),
+        **dict.fromkeys(["2,783 µs", "2,971 µs", "3,571 µs"], PRINTED),
         **dict.fromkeys(["2.32 ms", "54.0 µs", "59.4 µs", "320.1 µs"], PRINTED.replace("H200", "H100")),
     },
     "frameworks.md": {
@@ -61,6 +62,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
     "serving-load.md": {"60 ms": "the time to which the recorder holds a step"},
     "serving-metrics.md": {
         "0.69 s": TRACE, "644 TFLOP/s": TRACE, "30,293 tokens/s": PRINTED, "17 s": PRINTED, "174 µs": LAYER, "641 TFLOP/s": LAYER,
+        **dict.fromkeys(["3,415 µs", "44.9 µs", "240 TFLOP/s", "1,300 TFLOP/s"], PRINTED),
     },
     "two-roofs.md": {"641 TFLOP/s": "as on the page of serving metrics"},
     "speculation.md": {

@@ -96,7 +96,8 @@ def row(form, variant, m, n, k):
     moved = of_weight + m * (k + n) * BFLOAT16.itemsize
     return Measured(
         launch, variant, f"{m} row{'' if m == 1 else 's'} x {n}x{k}, {LABELS.get(form, form)}", benchmark="matmul, quantised",
-        stage="quantised", unit=MICROSECONDS, work=moved if m <= READING_LIMITS else 0, set_bytes=moved, peers=PEERS.get(form, ()), sample=16,
+        stage="quantised", unit=MICROSECONDS, work=moved if m <= READING_LIMITS else 0, set_bytes=moved, peers=PEERS.get(form, ()),
+        sample=16,
     )  # fmt: skip
 
 
