@@ -48,7 +48,7 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
     "frameworks.md": {
         **dict.fromkeys(["71.9 s", "34.9 s", "19 s", "382 ms", "59.7 ms", "8.46 ms", "49.4 ms"], "others', by its table"),
         **dict.fromkeys(["3.49 ms", "0.575 ms"], "a floor: bytes over the rate of a copy"),
-        "27.5 s": "TGI's own figure", "644 TFLOP/s": TRACE, "7.8 s": PRINTED, "8.8 s": PRINTED,
+        "27.5 s": "TGI's own figure", "644 TFLOP/s": TRACE, "7.8 s": PRINTED, "8.8 s": PRINTED, "3,533 tokens/s": PRINTED,
     },
     "gpus.md": {
         **dict.fromkeys(["47.1 ms", "9,957 tokens/s"], PRINTED), **dict.fromkeys(["12.4 ms", "6.50 ms"], "what the planner computes"),
