@@ -1,8 +1,8 @@
-"""The README's six rows: one run on one card, docs/assets/speed.json. The README's table, its chart and the site's first page show them.
+"""The README's seven rows: one run on one card, docs/assets/speed.json. The README's table, its chart and the site's first page show them.
 
 `python tools/record.py` measures them with the rest of the record, PyTorch's kernels in the same processes. vLLM is measured elsewhere
 (frameworks_table), on one kind of card, so it is shown only beside runs on that kind, and only for whole serving runs, which include the
-host's work on both sides.
+host's work on both sides. TensorRT-LLM's figure is NVIDIA's own, published for that kind of card.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,6 +31,8 @@ def served(size: str) -> Wanted:
 
 
 LARGE = "llama-3.1-8b (random weights)"
+FP8_LIST = f"{LARGE}, tensorrt-llm-128-128, 1024 requests, weights in fp8, KV cache in fp8_e4m3"
+TENSORRT_LLM = 27_911  # output tokens/s of that list on one H200, by its performance page
 INT4_ROW = "1 row x 28672x4096, int4 in groups of 128"
 # {row of the table: its measurements}
 HEADLINE = {
@@ -38,6 +40,7 @@ HEADLINE = {
         Wanted("decode step, 8B", "decode step", f"{LARGE}, batch 1, context 1024", "graph replay"),
     ),
     "serving 256 requests x 128 tokens, 8B · 1B": (served("8B"), served("1B")),
+    "serving 1,024 requests x 128 tokens, 8B in fp8": (Wanted("serving in fp8, 8B", "serving throughput", FP8_LIST),),
     "prefill of 2,048 tokens, Llama 3.1 8B": (Wanted("prefill of 2,048 tokens, 8B", "whole prefill", f"{LARGE}, 2048 tokens", "bfloat16"),),
     "GEMM, 8192 x 8192 x 8192": (Wanted("GEMM, 8,192 cubed", "matmul", "8192x8192x8192, bfloat16", "wgmma"),),
     "decode attention, 64 sequences x 4,096 keys": (
@@ -55,11 +58,22 @@ def found(run: Run, wanted: Wanted) -> dict | None:
     if not rows:
         return None
     row = max(rows, key=lambda one: one["value"]) if wanted.variant is None else rows[0]
-    compared = next((one for one in COMPARED if one.is_rate and recorded_row({"rows": [row]}, one)), None)
-    if compared is None or run["device"] != VLLM_DEVICE:
+    peer = engine_beside(row)
+    if peer is None or run["device"] != VLLM_DEVICE:
         return row
+    name, rate = peer
+    return {**row, "peer": name, "peer_value": rate, "ratio": row["value"] / rate}
+
+
+def engine_beside(row: Mapping[str, Any]) -> tuple[str, float] | None:
+    """(name, tokens per second) of the engine that a serving run is compared with; None for other rows."""
+    if row["case"].startswith(FP8_LIST):
+        return "TensorRT-LLM, published", TENSORRT_LLM
+    compared = next((one for one in COMPARED if one.is_rate and recorded_row({"rows": [row]}, one)), None)
+    if compared is None:
+        return None
     version, rate = compared.fastest
-    return {**row, "peer": f"vLLM {version}", "peer_value": rate, "ratio": row["value"] / rate}
+    return f"vLLM {version}", rate
 
 
 def rows_of(run: Run) -> dict[str, list[tuple[Wanted, dict]]]:

@@ -5,7 +5,7 @@ from minllm.bench.results_table import number
 from minllm.figures.bars import Bar, bars
 from minllm.figures.figure import Figure
 
-COLOURS = {"vLLM": 1, "cuDNN": 2}  # by a word of the peer's name; 0: any other
+COLOURS = {"vLLM": 1, "TensorRT-LLM": 1, "cuDNN": 2}  # by a word of the peer's name; 0: any other
 
 
 def speed_chart(run: Run) -> Figure:
@@ -13,7 +13,7 @@ def speed_chart(run: Run) -> Figure:
     return bars(
         [bar(wanted, row) for rows in rows_of(run).values() for wanted, row in rows if row["ratio"]],
         unit="x",
-        title="Speed of minllm over PyTorch's kernels and vLLM",
+        title="Speed of minllm over its peers",
         limit=1.0,
         limit_name="equally fast:",
         caption=origin(run).replace("`", ""),

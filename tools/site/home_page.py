@@ -25,7 +25,7 @@ import page_charts
 ROOT = Path(__file__).parents[2]
 KERNEL_FILE = Path(__file__).parent / "home" / "rms_norm.py"
 PART = re.compile(r"^<!-- generated: (?P<name>[\w-]+) -->\n(?P<text>.*?)^<!-- end generated -->$", re.MULTILINE | re.DOTALL)
-ALTERNATIVE = "Bars: speed of minllm over PyTorch's kernels and vLLM; the numbers are in the README's table"
+ALTERNATIVE = "Bars: speed of minllm over PyTorch's kernels, vLLM and TensorRT-LLM; the numbers are in the README's table"
 ROWS, HIDDEN = 2, 128
 BARRIER = "        cuda.syncthreads()\n"  # the barrier inside the loop
 PROMPT, TOKENS = "class Point:\n    def __init__(self, x, y):", 64
