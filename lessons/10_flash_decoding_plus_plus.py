@@ -197,6 +197,11 @@ bars(
 # The large GEMVs are near the speed of a copy. The smallest matrix is the furthest from it, because a kernel's prologue
 # and epilogue, before its first and after its last load, weigh most there.
 #
+# Bytes in flight need room: every load has a place in L1 until it arrives, even one that bypasses L1. L1 is what shared
+# memory leaves of an SM's 256 KB, and by default a kernel keeps the division of the kernel before it. Behind attention
+# over an fp8 cache, which takes 200 KB, a GEMV ran at two thirds of its speed until it asked for a division of its own
+# ([measured](../docs/serving-metrics.md#where-a-layers-time-goes)).
+#
 # !!! tip "Takeaway"
 #     A GEMV is as fast as memory if enough bytes are in flight.
 #
