@@ -60,6 +60,7 @@ def measured_launches() -> list[Any]:
     return [row for name in STAGES for row in getattr(stage(name), "measured", tuple)()]
 
 
+@functools.cache
 def one_per_kernel() -> dict[Any, list[str]]:
     """{Launch: names of kernels} that together launch every kernel, of each variant and form of codes, whose traffic a formula gives.
 
