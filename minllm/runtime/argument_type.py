@@ -7,6 +7,7 @@ import numpy as np
 
 from minllm.errors import KernelArgumentError
 from minllm.machine.numba_cuda import from_dtype, types
+from minllm.runtime.array import DeviceArray
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -16,6 +17,8 @@ def argument_type(value):
 
     None has the type none, so `if bias is not None:` in a kernel is decided at compile time, and the other branch is not compiled.
     """
+    if type(value) is DeviceArray:
+        return array_type(value.dtype, len(value.shape), value.is_contiguous)
     if isinstance(value, types.Type):
         return value
     if value is None:

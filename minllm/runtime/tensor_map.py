@@ -91,43 +91,42 @@ def tensor_map(array, box, swizzle=128, fill="zeros", promotion=256):
     """
     box = tuple(int(extent) for extent in box)
     if isinstance(array, np.ndarray):
-        check_map(array, box, swizzle, fill)
+        check_map(array.shape, array.strides, array.dtype, array.ctypes.data % 16, box, swizzle, fill)
         return TensorMap(array, box, swizzle, fill)
     if device.assumed is not None:  # a dry run
-        check_map(array, box, swizzle, fill)
+        check_map(array.shape, array.strides, array.dtype, array.pointer % 16, box, swizzle, fill)
         return TensorMap(array, box, swizzle, fill, NO_DESCRIPTOR)
     key = array.pointer, array.shape, array.strides, array.dtype, box, swizzle, fill, promotion
     descriptor = DESCRIPTORS.get(key)
     if descriptor is None:
-        check_map(array, box, swizzle, fill)
+        check_map(array.shape, array.strides, array.dtype, array.pointer % 16, box, swizzle, fill)
         descriptor = DESCRIPTORS[key] = keep(encode(array, box, swizzle, fill, promotion))
     return TensorMap(array, box, swizzle, fill, descriptor)
 
 
-def check_map(array, box, swizzle, fill):
-    """Raise KernelArgumentError unless TMA supports this combination of array, box, swizzle and fill."""
+@functools.lru_cache(4096)
+def check_map(shape, strides, dtype, misaligned, box, swizzle, fill):
+    """Raise KernelArgumentError unless TMA supports this combination; misaligned: the array's address modulo 16."""
 
     def check(condition, message):
         if not condition:
-            raise KernelArgumentError(f"tensor map of {array.shape} {array.dtype} in boxes of {box}: {message}")
+            raise KernelArgumentError(f"tensor map of {shape} {dtype} in boxes of {box}: {message}")
 
-    itemsize = array.dtype.itemsize
-    inner = box[-1] * itemsize if box else 0
-    address = array.ctypes.data if isinstance(array, np.ndarray) else array.pointer
-    check(array.dtype in DATA_TYPES, f"TMA copies {DATA_TYPE_NAMES}")
-    check(1 <= len(array.shape) <= 5 and len(box) == len(array.shape), "array and box need the same number of axes, 1 to 5")
+    inner = box[-1] * dtype.itemsize if box else 0
+    check(dtype in DATA_TYPES, f"TMA copies {DATA_TYPE_NAMES}")
+    check(1 <= len(shape) <= 5 and len(box) == len(shape), "array and box need the same number of axes, 1 to 5")
     check(all(1 <= extent <= LARGEST_BOX for extent in box), f"a box has 1 to {LARGEST_BOX} elements along each axis")
-    check(all(1 <= extent <= 2**32 for extent in array.shape), "an array has 1 to 2**32 elements along each axis")
+    check(all(1 <= extent <= 2**32 for extent in shape), "an array has 1 to 2**32 elements along each axis")
     check(swizzle in SWIZZLES, f"swizzle {swizzle} is none of {list(SWIZZLES)}")
     check(fill in FILLS, f"fill {fill!r} is none of {list(FILLS)}")
-    can_be_nan = "FLOAT" in DATA_TYPES[array.dtype]  # fp8 is copied as UINT8
+    can_be_nan = "FLOAT" in DATA_TYPES[dtype]  # fp8 is copied as UINT8
     check(fill == "zeros" or can_be_nan, "only floating-point elements of 16 bits or more can be filled with NaN")
     check(inner % 16 == 0, f"the box's last axis is {inner} bytes long; it must be a multiple of 16")
     check(not swizzle or inner == swizzle, f"with swizzle {swizzle} the box's last axis must be {swizzle} bytes long, not {inner}")
-    check(array.strides[-1] == itemsize, f"the elements of the last axis lie {array.strides[-1]} bytes apart, not side by side")
-    apart = [stride for stride in array.strides[:-1] if stride % 16]
+    check(strides[-1] == dtype.itemsize, f"the elements of the last axis lie {strides[-1]} bytes apart, not side by side")
+    apart = [stride for stride in strides[:-1] if stride % 16]
     check(not apart, f"rows are {apart and apart[-1]} bytes long; pad them to a multiple of 16")
-    check(address % 16 == 0, "the array does not start at a multiple of 16 bytes")
+    check(not misaligned, "the array does not start at a multiple of 16 bytes")
 
 
 def encode(array, box, swizzle, fill, promotion=256):
