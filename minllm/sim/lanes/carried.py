@@ -54,6 +54,15 @@ def looked_at(tree):
     return [node for node in reversed(nodes_in(tree)) if isinstance(node, LOOKED_AT)]
 
 
+@functools.lru_cache(4096)
+def passed(call, tree):
+    """Pairs (parameter, argument) of a call of the function with this tree; the parameters are None unless all arguments are plain."""
+    names = [one.arg for one in (*tree.args.posonlyargs, *tree.args.args)]
+    plain = not call.keywords and len(call.args) <= len(names) and not any(isinstance(one, ast.Starred) for one in call.args)
+    arguments = [*call.args, *(one.value for one in call.keywords)]
+    return list(zip(names if plain else [None] * len(arguments), arguments))
+
+
 class Carried:
     """nodes: expressions, names: variables, channels: element types of arrays, whose values may become an index."""
 
@@ -106,10 +115,8 @@ class Carried:
         if inner is not None:
             callee = carried(inner, call in self.nodes, self.known)
             self.channels |= callee.channels
-            names = [one.arg for one in (*inner.tree.args.posonlyargs, *inner.tree.args.args)]
-            plain = not call.keywords and len(call.args) <= len(names) and not any(isinstance(one, ast.Starred) for one in call.args)
-            for number, argument in enumerate((*call.args, *(one.value for one in call.keywords))):
-                if not plain or names[number] in callee.names:
+            for parameter, argument in passed(call, inner.tree):
+                if parameter is None or parameter in callee.names:
                     self.mark(argument)
             return
         called = self.constant(call.func)

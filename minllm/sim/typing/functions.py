@@ -132,6 +132,7 @@ class Walk(Expressions):
         self.partial = set()  # variables that have been assigned on some of the paths that meet
         self.missed = set()  # names that were read and are no variables yet: of globals, or assigned further down in a loop
         self.closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+        self.of_names = {}  # the Values of names that `outer` has found
 
     def run(self):
         """Walk over the function; returns its Inference."""
@@ -165,7 +166,7 @@ class Walk(Expressions):
 
     def outer(self, name):
         """The Value of a name of the closure, the globals or the builtins."""
-        if name not in self.found.names:
+        if name not in self.of_names:
             if name in self.closure:
                 value = self.closure[name].cell_contents
             elif name in self.function.__globals__:
@@ -173,7 +174,8 @@ class Walk(Expressions):
             else:
                 return of_constant(getattr(builtins, name)) if hasattr(builtins, name) else UNKNOWN
             self.found.names[name] = frozen(of_numba_cuda(value))
-        return of_constant(self.found.names[name])
+            self.of_names[name] = of_constant(self.found.names[name])
+        return self.of_names[name]
 
     def call_device(self, node, called, arguments, named):
         """The Value of a call of a device function."""

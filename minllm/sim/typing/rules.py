@@ -69,6 +69,7 @@ def common_type(first, second):
     return context().unify_types(first, second)
 
 
+@functools.cache
 def intrinsic_signature(intrinsic, arguments, literals):
     """The signature of a call of a Numba intrinsic, or None. literals: the argument types with IntegerLiteral for known integers."""
     for candidates in (arguments, literals):
