@@ -42,11 +42,13 @@ def round_matrix(matrix: np.ndarray, group: int, make_grid: Callable[[np.ndarray
         if group:
             grids.append(make_grid(matrix[:, first:end]))
         errors = np.zeros((rows, end - first), np.float32)
-        for column in range(first, end):
-            encoded = grids[-1].encode(matrix[:, column])
+        at_once = 1 if factor is not None else end - first
+        for column in range(first, end, at_once):
+            encoded = grids[-1].encode(matrix[:, column : column + at_once].T)
             if codes is None:
                 codes = np.empty(matrix.shape, encoded.dtype)
-            codes[:, column], numbers[:, column] = encoded, grids[-1].decode(encoded)
+            codes[:, column : column + at_once] = encoded.T
+            numbers[:, column : column + at_once] = grids[-1].decode(encoded).T
             if factor is not None:
                 error = (matrix[:, column] - numbers[:, column]) / factor[column, column]
                 matrix[:, column + 1 : end] -= np.outer(error, factor[column, column + 1 : end])
