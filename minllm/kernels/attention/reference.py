@@ -94,7 +94,7 @@ def attend(query, keys, values, scale, visible=None, soft_cap=0.0):
     if soft_cap:
         scores = query.dtype.type(soft_cap) * np.tanh(scores / query.dtype.type(soft_cap))
     if visible is not None:
-        scores.reshape(kv_heads, rows, group, -1)[:, ~visible[:, None, :].repeat(group, axis=1)] = -np.inf
+        np.copyto(scores.reshape(kv_heads, rows, group, -1), -np.inf, where=~visible[:, None, :])
     probabilities = softmax_in_place(scores)
     out = np.matmul(probabilities, values.transpose(1, 0, 2))  # [kv_heads, rows * group, head_dim]
     return out.reshape(kv_heads, rows, group, head_dim).transpose(1, 0, 2, 3).reshape(rows, heads, head_dim)
