@@ -131,7 +131,7 @@ def test_a_program_is_simulated_in_the_place_of_numbas_simulator(program, tmp_pa
     assert (done.returncode, done.stdout) == (0, "__main__ 1.5 ['a', '-m'] [None] ('1', 0)\n"), done.stderr
 
 
-def test_a_module_is_simulated_by_the_engine_of_the_options(program, tmp_path):
+def test_a_module_is_simulated_by_the_engine_of_the_options(forked_python, program, tmp_path):
     done = run("-m", "minllm.sim", "--no-detect", "--engine=threads", "-m", "scale", "--engine", "x", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "__main__ 1.5 ['--engine', 'x'] [] (None, 0)\n"), done.stderr
 
@@ -141,7 +141,7 @@ def test_the_simulator_does_not_start_beside_numbas(tmp_path):
     assert "SimulationError: numba.cuda has been imported with Numba's own simulator" in done.stderr
 
 
-def test_a_programs_bug_is_one_message(tmp_path):
+def test_a_programs_bug_is_one_message(forked_python, tmp_path):
     done = run("-m", "minllm.sim", "-c", PROGRAM.replace("EXTRA", "1"), folder=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "SimulationError: index [100] is out of bounds for the global array x" in done.stderr and "<string>:13 in scale" in done.stderr
@@ -180,7 +180,7 @@ def test_a_suite_with_the_plugin(suite):
     assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_the_environment_turns_an_installed_plugin_on(suite):
+def test_the_environment_turns_an_installed_plugin_on(forked_python, suite):
     installed = "import pytest, minllm.sim.plugin as plugin; pytest.main(['-q', '-p', 'no:cacheprovider'], plugins=[plugin])"
     done = run("-c", installed, folder=suite, environment={"MINLLM_SIM": "1", "MINLLM_SIM_DETECT": "0"})
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
