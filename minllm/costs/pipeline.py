@@ -51,6 +51,6 @@ def last_stage(config: ModelConfig, stages: int) -> ModelConfig:
     return replace(config, num_hidden_layers=layers, sliding_windows=config.sliding_windows[-layers:])
 
 
-def handed_over_bytes(config: ModelConfig, tokens: int, stages: int, itemsize: int = 2) -> int:
+def handed_over_bytes(config: ModelConfig, tokens: int, stages: int, itemsize: int) -> int:
     """Bytes of hidden states passed from stage to stage for one micro-batch of `tokens` tokens, over all stages."""
     return (stages - 1) * tokens * config.hidden_size * itemsize

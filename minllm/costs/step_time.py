@@ -183,15 +183,13 @@ class StepTimes:
         return stage_seconds(stage, rows, self.config, self.rates, PLAIN) if rows else 0.0
 
 
-def most_sequences_ahead(config: ModelConfig, context: int, rates: StepRates, first: str, second: str, most: int = MOST_COMPARED) -> int:
+def most_sequences_ahead(config: ModelConfig, context: int, rates: StepRates, first: str, second: str) -> int:
     """The batch up to which steps with weights in `first` are faster than in `second`; 0 if none is."""
-    slower = (batch for batch in range(1, most + 1) if step_ratio(config, batch, context, rates, first, second) >= 1)
-    return next(slower, most + 1) - 1
+    slower = (batch for batch in range(1, MOST_COMPARED + 1) if step_ratio(config, batch, context, rates, first, second) >= 1)
+    return next(slower, MOST_COMPARED + 1) - 1
 
 
-def sequences_alike(
-    config: ModelConfig, context: int, rates: StepRates, first: str, second: str, turn: int, most: int = MOST_COMPARED
-) -> tuple[int, int] | None:
+def sequences_alike(config: ModelConfig, context: int, rates: StepRates, first: str, second: str, turn: int) -> tuple[int, int] | None:
     """(smallest, largest) batch around `turn` at which the steps of both differ by at most ALIKE; None if there is none.
 
     turn: their most_sequences_ahead.
@@ -201,7 +199,7 @@ def sequences_alike(
         ratios = ((batch, step_ratio(config, batch, context, rates, first, second)) for batch in batches)
         return [batch for batch, _ in itertools.takewhile(lambda one: abs(one[1] - 1) <= ALIKE, ratios)]
 
-    alike = [*until_apart(range(turn, 0, -1)), *until_apart(range(turn + 1, most + 1))]
+    alike = [*until_apart(range(turn, 0, -1)), *until_apart(range(turn + 1, MOST_COMPARED + 1))]
     return (min(alike), max(alike)) if alike else None
 
 

@@ -29,12 +29,12 @@ def weight_format_name(name: str) -> str:
     return _full_name(name, "--dtype", WEIGHT_FORMATS, WEIGHT_ALIASES)
 
 
-def kv_format_name(name: str, option: str = "--kv-dtype") -> str:
-    """The full name of a cache format given for `option`.
+def kv_format_name(name: str) -> str:
+    """The full name of a cache format given for --kv-dtype.
 
     Raises InvalidOptionError with the allowed names for any other.
     """
-    return _full_name(name, option, KV_NAMES, KV_ALIASES)
+    return _full_name(name, "--kv-dtype", KV_NAMES, KV_ALIASES)
 
 
 def _full_name(name: str, option: str, formats: Iterable[str], aliases: Mapping[str, str]) -> str:

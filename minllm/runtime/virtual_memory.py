@@ -14,7 +14,6 @@ The backend is cuda_pages.CudaPages, or host_pages.HostPages for the engine on a
 
 import contextlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,19 +76,14 @@ class PagePool:
 
 
 class VirtualRange:
-    """A range of reserved addresses, with pages mapped into parts of it.
+    """A range of reserved addresses, with pages mapped into parts of it."""
 
-    `on_unmap` is called before pages are unmapped, and returns once no work can touch them any more; by default it waits for all work
-    launched on the GPU.
-    """
-
-    def __init__(self, pages: PagePool, nbytes: int, on_unmap: Callable[[], None] | None = None):
+    def __init__(self, pages: PagePool, nbytes: int):
         self.pages, self.page_bytes = pages, pages.page_bytes
         self.num_pages = -(-nbytes // self.page_bytes)
         self.nbytes = self.num_pages * self.page_bytes
         self.address: int | None = None  # None before addresses are reserved, and after `close`
         self._mapped: dict[int, Any] = {}  # page number -> physical page
-        self._on_unmap = on_unmap or pages.backend.wait
         self.address = pages.backend.reserve(self.nbytes)
 
     @property
@@ -124,10 +118,10 @@ class VirtualRange:
         self._mapped.update(zip(range(first, first + count), taken, strict=True))
 
     def unmap(self, first: int, count: int = 1) -> None:
-        """Call `on_unmap`, unmap pages and return them to the pool. Raises VirtualMemoryError if one is not mapped."""
+        """Wait for all work on the GPU, unmap pages and return them to the pool. Raises VirtualMemoryError if one is not mapped."""
         self._check(first, count, mapped=True)
         if count:
-            self._on_unmap()
+            self.pages.backend.wait()
             self.pages.backend.unmap(self._address_of(first), count * self.page_bytes)
         for number in range(first, first + count):
             self.pages.give_back(self._mapped.pop(number))

@@ -49,9 +49,9 @@ def refused(param: str, given: object, allowed: str) -> ApiError:
     return ApiError(f"{param}={errors.shown(given)} is not allowed: {param} is {allowed}.", param)
 
 
-def too_many(message: str, retry_after: int = 1) -> ApiError:
+def too_many(message: str) -> ApiError:
     """The error of a request for which there is no room now."""
-    return ApiError(message, None, 429, "rate_limit_error", "rate_limit_exceeded", retry_after)
+    return ApiError(message, None, 429, "rate_limit_error", "rate_limit_exceeded", retry_after=1)
 
 
 def error_of(kind: str, message: str) -> ApiError:

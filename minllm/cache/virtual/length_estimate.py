@@ -21,8 +21,3 @@ class LengthEstimate:
         self.answers += 1
         self.too_short += answer_tokens > estimated
         self.tokens += self.weight * (answer_tokens - self.tokens)
-
-    @property
-    def miss_rate(self) -> float:
-        """The share of answers that were longer than estimated, 0 to 1."""
-        return self.too_short / self.answers if self.answers else 0.0

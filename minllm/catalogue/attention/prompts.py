@@ -100,9 +100,9 @@ def prompt(variant, tokens, heads, kv_heads, head_dim, dtype=BFLOAT16, **options
     return attention(variant, tokens, tokens, heads, kv_heads, head_dim, dtype, **options)
 
 
-def bounded_blocks(launch, target=HOPPER[0]):
+def bounded_blocks(launch):
     """The number of blocks per SM in the launch bounds of a launch's first kernel."""
-    return launch.dry_run(target)[0].launch.kernel.options["launch_bounds"][1]
+    return launch.dry_run(HOPPER[0])[0].launch.kernel.options["launch_bounds"][1]
 
 
 def compiled():

@@ -80,12 +80,12 @@ def turn_sizes(rope):
         turn(rope, heads=heads, head_dim=head_dim)
 
 
-def appended(append, slots, block_size=4, row=3, tokens=None, pages=4, dtype=np.float32):
+def appended(append, slots, row=3, dtype=np.float32):
     """Append rows of keys and values to pages that already hold data."""
     random = np.random.default_rng(0)
     tokens = len(slots)
     key, value = (random.standard_normal((tokens, 1, row)).astype(dtype) for _ in range(2))
-    shape = (pages, block_size, 1, row)
+    shape = (4, 4, 1, row)  # [pages, block_size, kv_heads, head_dim]
     key_cache, value_cache = (random.standard_normal(shape).astype(dtype) for _ in range(2))
     before = key_cache.copy(), value_cache.copy()
     append(key, value, key_cache, value_cache, np.int32(slots))

@@ -17,8 +17,9 @@ BLOCK_SIZE = 4
 TEXT = [5, 6, 7, 8, 1, 2, 3, 4, 9, 9]  # two full blocks of 4, and half a block
 
 
-def set_aside(batch_bytes, lengths, shared=0, block_size=16, token_bytes=10):
+def set_aside(batch_bytes, lengths, shared=0):
     """Check the bytes of a paged cache for sequences of these lengths."""
+    block_size, token_bytes = 16, 10
     policy = AllocationPolicy("paged", block_size)
     blocks = [-(-length // block_size) for length in lengths]
     common = min(shared, *lengths) // block_size if len(lengths) > 1 else 0

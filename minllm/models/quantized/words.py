@@ -28,13 +28,13 @@ def unpack_stream(words: np.ndarray, axis: int, count: int, bits: int) -> np.nda
     return np.moveaxis(codes[..., 0], -1, axis)
 
 
-def pack_words(codes: np.ndarray, axis: int, bits: int = 4) -> np.ndarray:
-    """The inverse of `unpack_words` in ascending order: int32 words of codes, padded with zeros to whole words."""
-    codes, fields = np.moveaxis(codes, axis, -1), WORD_BITS // bits
+def pack_words(codes: np.ndarray, axis: int) -> np.ndarray:
+    """The inverse of `unpack_words` in ascending order: int32 words of codes of 4 bits, padded with zeros to whole words."""
+    codes, fields = np.moveaxis(codes, axis, -1), WORD_BITS // 4
     missing = -codes.shape[-1] % fields
     padded = np.concatenate([codes, np.zeros((*codes.shape[:-1], missing), codes.dtype)], axis=-1) if missing else codes
     by_word = padded.reshape(*padded.shape[:-1], -1, fields)
     words = np.zeros(by_word.shape[:-1], np.uint32)
     for field in range(fields):
-        words |= by_word[..., field].astype(np.uint32) << np.uint32(bits * field)
+        words |= by_word[..., field].astype(np.uint32) << np.uint32(4 * field)
     return np.ascontiguousarray(np.moveaxis(words.view(np.int32), -1, axis))

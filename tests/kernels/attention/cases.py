@@ -128,7 +128,7 @@ def oracle(case, arrays):
     return out
 
 
-def torch_attention(case, arrays, dtype=None):
+def torch_attention(case, arrays):
     """torch's scaled_dot_product_attention in the case's dtype, sequence by sequence, its explicit mask included; float64 [T, heads, d]."""
     import torch
 
@@ -136,7 +136,7 @@ def torch_attention(case, arrays, dtype=None):
     out = np.zeros(arrays.query.shape, np.float64)
 
     def to_torch(x):
-        return torch.from_numpy(np.ascontiguousarray(x.astype(np.float32))).to(dtype or torch_dtype).transpose(0, 1)[None]
+        return torch.from_numpy(np.ascontiguousarray(x.astype(np.float32))).to(torch_dtype).transpose(0, 1)[None]
 
     for sequence, (query_len, context) in enumerate(zip(case.query_lens, case.context_lens, strict=True)):
         if context == 0 or query_len == 0:
