@@ -31,7 +31,6 @@ _HOMES = {
     "roofline": "figures.roofline",
     "sets_of_arrays": "course.machine",
     "show_case": "course.cases.page",
-    "show_docstring": "course.source",
     "show_exercises": "course.exercise_page",
     "show_source": "course.source",
     "timed": "course.machine",

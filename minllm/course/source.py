@@ -14,7 +14,6 @@ import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 import minllm
 from minllm.course.layout import closed, wrapped
@@ -68,14 +67,6 @@ def lines_of_part(lines: list[str], first_line: int, part: str) -> tuple[list[st
             first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             return lines[first - 1 : node.end_lineno], first_line + first - 1
     raise LessonError(f"There is no function {part!r} inside the source that begins at line {first_line}.")
-
-
-def show_docstring(module: ModuleType, folded: str = "") -> Source:
-    """A module's docstring, which holds a kernel's equation, bytes and FLOPs."""
-    path = Path(module.__file__).resolve().relative_to(ROOT.resolve()).as_posix()
-    text = inspect.getsource(module)
-    node = ast.parse(text).body[0]
-    return Source(path, node.lineno, node.end_lineno, "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno]), {}, folded)
 
 
 def plain_function(subject):

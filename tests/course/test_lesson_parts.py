@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minllm.course import Prediction, load_record, recorded, show_docstring, show_source
+from minllm.course import Prediction, load_record, recorded, show_source
 from minllm.course.exercise_page import literal
 from minllm.course.layout import WIDTH, wrapped
 from minllm.course.quantity import parse_quantity
@@ -104,10 +104,6 @@ def test_exercise_markers_are_not_shown(tmp_path):
     from minllm.course.source import EXERCISE_MARKER
 
     assert EXERCISE_MARKER.sub("", "a\n    # exercise: stage.name\n    b\n    # end exercise\n") == "a\n    b\n"
-
-
-def test_a_modules_docstring_is_shown_whole():
-    assert naive.__doc__.splitlines()[0] in show_docstring(naive).text
 
 
 def test_the_record_of_the_package_is_that_of_the_repository():
