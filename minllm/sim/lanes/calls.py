@@ -13,7 +13,7 @@ from minllm.sim.lanes import operations, warps
 from minllm.sim.lanes.carried import LOADS, STORES
 from minllm.sim.rewrite import CUDA, LIBDEVICE
 from minllm.sim.typing.arithmetic import MAXIMA, truncated
-from minllm.sim.typing.expressions import Width
+from minllm.sim.typing.calls import Width
 from minllm.sim.typing.values import UNKNOWN, is_integer, is_scalar
 
 FORMS = {}  # id of an object that kernels call -> function(writer, node, value, arguments, named) that writes the call

@@ -15,8 +15,9 @@ from minllm.machine.numba_cuda import types
 from minllm.sim.numba_cuda_mlir import of_numba_cuda
 from minllm.sim.place import file_of
 from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
+from minllm.sim.typing.calls import Calls
 from minllm.sim.typing.contraction import contracted
-from minllm.sim.typing.expressions import Expressions, iterated
+from minllm.sim.typing.expressions import iterated
 from minllm.sim.typing.refusals import refused_construct
 from minllm.sim.typing.rules import best_signature
 from minllm.sim.typing.source import function_tree
@@ -120,7 +121,7 @@ def coarse(value):
     return value._replace(constant=None) if is_scalar(value.type) else value
 
 
-class Walk(Expressions):
+class Walk(Calls):
     """One walk over a function's statements; `variables` is None after a return, break or continue."""
 
     def __init__(self, function, tree, arguments, device=True):
