@@ -16,6 +16,7 @@ The tolerance is DEVIATIONS of them. A normal variable is beyond that once in 1.
 """
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +32,40 @@ def logprob_tolerance(dtype, num_layers, logits):
     """The largest difference of a log-probability between two schedules; logits [rows, vocab]: any of the model's, for their spread."""
     error = 2.0 ** -SIGNIFICANT_BITS[dtype] * math.sqrt(ROUNDINGS * num_layers / 3)
     return DEVIATIONS * 2 * error * float(np.std(logits, axis=1).mean())
+
+
+class Scores(NamedTuple):
+    """What an engine answers to requests one by one, in whole prompts: what every schedule repeats within the tolerance."""
+
+    prompts: list
+    params: list
+    text: list[int]  # token ids
+    outputs: list[Any]  # of the requests
+    logits: np.ndarray  # of the text, float32 [tokens, vocab]
+    tolerance: float
+
+
+def scores_alone(llm, prompts, params, text):
+    """The Scores of an engine in bfloat16."""
+    outputs = [llm.generate([one], asked)[0] for one, asked in zip(prompts, params, strict=True)]
+    logits = llm.logits(text)
+    return Scores(prompts, params, text, outputs, logits, logprob_tolerance("bfloat16", len(llm.engine.model.weights.layers), logits))
+
+
+def check_scores(llm, alone):
+    """All requests together, twice, and the logits and the perplexity of the text."""
+    for _ in range(2):
+        check_same_within(llm.generate(alone.prompts, alone.params), alone.outputs, alone.tolerance)
+    expected = log_likelihoods(alone.logits, alone.text)
+    assert np.abs(log_likelihoods(llm.logits(alone.text), alone.text) - expected).max() <= alone.tolerance
+    assert abs(np.log(llm.perplexity(alone.text)) + expected.mean()) <= alone.tolerance
+    assert llm.engine.cache_policy.usage().allocated == 0
+
+
+def log_likelihoods(logits, text):
+    """log p of a text's tokens after the first, float64."""
+    logits = logits[:-1].astype(np.float64)
+    return logits[np.arange(len(logits)), text[1:]] - np.log(np.exp(logits).sum(axis=1))
 
 
 def check_same_within(outputs, expected, tolerance):

@@ -5,13 +5,12 @@ tests/engine/test_bfloat16_schedules.py has the same on a CPU, tests/engine/roun
 
 import functools
 
-import numpy as np
 import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.engine.options import SCHEDULING_POLICIES
 from tests.engine.models import model_directory
-from tests.engine.rounding import check_same_within, logprob_tolerance
+from tests.engine.rounding import check_scores, scores_alone
 from tests.gpu.agreement import BLOCK_BYTES, KV_CACHE_BYTES
 from tests.models.random_models import prompt
 
@@ -27,28 +26,9 @@ RUNNERS = {"graphs": {}, "eager": dict(enforce_eager=True)}
 
 @functools.cache
 def alone(device):
-    """(Outputs of the requests one by one in whole prompts, the logits of a text, the tolerance), on "cuda" or "cpu"."""
+    """The Scores of an engine on "cuda" or "cpu"."""
     with LLM(model_directory("llama3"), **(GPU if device == "cuda" else SMALL | dict(device="cpu"))) as llm:
-        outputs = [llm.generate([token_ids], params)[0] for token_ids, params in zip(PROMPTS, PARAMS, strict=True)]
-        logits = llm.logits(TEXT)
-        return outputs, logits, logprob_tolerance("bfloat16", len(llm.engine.model.weights.layers), logits)
-
-
-def check(llm, reference):
-    """All requests together, twice, and the perplexity of a text."""
-    outputs, logits, tolerance = reference
-    for _ in range(2):
-        check_same_within(llm.generate(PROMPTS, PARAMS), outputs, tolerance)
-    expected = log_likelihoods(logits)
-    assert np.abs(log_likelihoods(llm.logits(TEXT)) - expected).max() <= tolerance
-    assert abs(np.log(llm.perplexity(TEXT)) + expected.mean()) <= tolerance
-    assert llm.engine.cache_policy.usage().allocated == 0
-
-
-def log_likelihoods(logits):
-    """log p of TEXT's tokens after the first."""
-    logits = logits[:-1].astype(np.float64)
-    return logits[np.arange(len(logits)), TEXT[1:]] - np.log(np.exp(logits).sum(axis=1))
+        return scores_alone(llm, PROMPTS, PARAMS, TEXT)
 
 
 @pytest.mark.covering("runner", "budget")
@@ -56,7 +36,7 @@ def log_likelihoods(logits):
 @pytest.mark.parametrize("budget", [1, 7, 16, 64, 2048])
 def test_chunks(runner, budget):
     with LLM(model_directory("llama3"), max_num_batched_tokens=budget, **RUNNERS[runner], **GPU) as llm:
-        check(llm, alone("cuda"))
+        check_scores(llm, alone("cuda"))
 
 
 @pytest.mark.covering("policy", "budget")
@@ -64,7 +44,7 @@ def test_chunks(runner, budget):
 @pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
 def test_policies(policy, budget):
     with LLM(model_directory("llama3"), scheduling_policy=policy, max_num_batched_tokens=budget, **GPU) as llm:
-        check(llm, alone("cuda"))
+        check_scores(llm, alone("cuda"))
 
 
 @pytest.mark.covering("policy", "preemption")
@@ -75,11 +55,11 @@ def test_preemption(policy, preemption):
     options = GPU | dict(kv_cache_memory_bytes=12 * BLOCK_BYTES // 2, swap_space_bytes=64 << 20)  # BLOCK_BYTES counts float32
     options |= dict(max_num_batched_tokens=64, scheduling_policy=policy, preemption=preemption)
     with LLM(model_directory("llama3"), **options) as llm:
-        check(llm, alone("cuda"))
+        check_scores(llm, alone("cuda"))
         assert llm.llm_engine.stats().num_preemptions > 0
 
 
 def test_the_gpu_and_numpy_round_alike():
     """Their kernels differ too, and both are rounded computations of the same numbers."""
     with LLM(model_directory("llama3"), **GPU) as llm:
-        check(llm, alone("cpu"))
+        check_scores(llm, alone("cpu"))
