@@ -34,6 +34,7 @@ from statistics import fmean
 
 from minllm.costs.parameters import expert_parameters
 from minllm.costs.stages import forward_stages, visible_pairs
+from minllm.costs.step_limits import STEP_LIMITS
 from minllm.models.config import ModelConfig
 from minllm.models.parts.experts import touched_experts
 from minllm.models.parts.terms import Sizes
@@ -140,7 +141,7 @@ class Load:
     step: StepCosts
     prompts: tuple[int, ...]
     outputs: tuple[int, ...]
-    max_num_seqs: int = 256
+    max_num_seqs: int = STEP_LIMITS.sequences
     steps_ahead: int = 1
 
     @property

@@ -14,6 +14,7 @@ from minllm.bench.serving.virtual_clock import VirtualClock
 from minllm.bench.serving.workload import BenchRequest
 from minllm.cache.paged import PagedPolicy
 from minllm.costs.serving import StepCosts
+from minllm.costs.step_limits import STEP_LIMITS
 from minllm.engine.core import EngineCore
 from minllm.engine.engine_stats import EngineStats, engine_stats
 from minllm.engine.requests.output_text import NoText
@@ -96,9 +97,9 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self, costs: StepCosts, policy: str | SchedulingPolicy = "split_fuse", *, max_num_seqs: int = 256,
-        max_num_batched_tokens: int = 2048, kv_cache_tokens: int = 1 << 20, preemption: str = "recompute", prediction: str = "none",
-        steps_ahead: int = 1, make_scheduler: type[Scheduler] = Scheduler, make_queues: type[Queues] = Queues,
+        self, costs: StepCosts, policy: str | SchedulingPolicy = "split_fuse", *, max_num_seqs: int = STEP_LIMITS.sequences,
+        max_num_batched_tokens: int = STEP_LIMITS.tokens, kv_cache_tokens: int = 1 << 20, preemption: str = "recompute",
+        prediction: str = "none", steps_ahead: int = 1, make_scheduler: type[Scheduler] = Scheduler, make_queues: type[Queues] = Queues,
         clock: VirtualClock | None = None,
     ):  # fmt: skip
         self.clock = clock or VirtualClock()
