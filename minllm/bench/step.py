@@ -64,18 +64,7 @@ def run(
     format, as in the engine's options. Raises InvalidOptionError for unknown names and without PyTorch for a trace, DeviceError without a
     GPU.
     """
-    unknown = [name for name in models if name not in SHAPES]
-    if unknown:
-        raise InvalidOptionError(f"--model {unknown[0]} is not allowed: the shapes are {', '.join(SHAPES)}.")
-    for name in quantization:
-        if name not in WEIGHT_FORMATS:
-            raise InvalidOptionError(f"--quantization {name} is not allowed: the formats are {', '.join(WEIGHT_FORMATS)}.")
-    if batch_invariant and quantization:
-        raise InvalidOptionError("--batch-invariant has no kernels for quantised weights: leave out --quantization.")
-    if kv_cache_dtype not in CACHES:
-        raise InvalidOptionError(f"--kv-cache-dtype {kv_cache_dtype} is not allowed: the step has kernels for {', '.join(CACHES)}.")
-    if against not in (None, *PEER_PACKAGES):
-        raise InvalidOptionError(f"--against {against} is not allowed: it takes {' or '.join(PEER_PACKAGES)}.")
+    check_options(models, quantization, batch_invariant, kv_cache_dtype, against)
     from minllm.bench.ceilings import copy_tb_s
     from minllm.ops.cuda_ops import CudaOps
     from minllm.runtime.device import current_device
@@ -115,6 +104,24 @@ def run(
     print(record.to_json() if str(json_file) != "-" else f"{len(rows)} rows", file=out, flush=True)
     if json_file is not None:
         write_json(json_file, record)
+
+
+def check_options(
+    models: Sequence[str], quantization: Sequence[str], batch_invariant: bool, kv_cache_dtype: str, against: str | None
+) -> None:  # fmt: skip
+    """Raise InvalidOptionError for unknown names, and for options that do not go together; arguments as in `run`."""
+    unknown = [name for name in models if name not in SHAPES]
+    if unknown:
+        raise InvalidOptionError(f"--model {unknown[0]} is not allowed: the shapes are {', '.join(SHAPES)}.")
+    for name in quantization:
+        if name not in WEIGHT_FORMATS:
+            raise InvalidOptionError(f"--quantization {name} is not allowed: the formats are {', '.join(WEIGHT_FORMATS)}.")
+    if batch_invariant and quantization:
+        raise InvalidOptionError("--batch-invariant has no kernels for quantised weights: leave out --quantization.")
+    if kv_cache_dtype not in CACHES:
+        raise InvalidOptionError(f"--kv-cache-dtype {kv_cache_dtype} is not allowed: the step has kernels for {', '.join(CACHES)}.")
+    if against not in (None, *PEER_PACKAGES):
+        raise InvalidOptionError(f"--against {against} is not allowed: it takes {' or '.join(PEER_PACKAGES)}.")
 
 
 def free_unused(ops: Any) -> None:

@@ -54,17 +54,9 @@ def run(
         write(json_file, dict(gpu=gpu_name, measured=[asdict(one) for one in compared]))
         return
     name, config = find_config(model)
-    weights = weight_format_name(dtype) if dtype else config.dtype or "bfloat16"
-    if kv_dtype:
-        cached = kv_format_name(kv_dtype)
-    else:
-        cached = weights if weights in KV_ITEMSIZES else "bfloat16"
-    if block_size is None:
-        block_size = TOKEN_GROUP if cached in CHANNEL_FORMATS else BLOCK_SIZE
-    context = wishes.pop("context") or min(4096, config.max_position_embeddings)
-    policy = costs.AllocationPolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
+    plan = make_plan(config, limits, wishes_for(config, dtype, kv_dtype, kv_policy, block_size, max_model_len, **wishes))
+    context = plan.wishes.context
     by_format = compare_weights(config, gpu_name, limits, context) if formats else None
-    plan = make_plan(config, limits, Wishes(dtype=weights, kv_dtype=cached, context=context, policy=policy, **wishes))
     predicted_ms, prefill_ms = (predict(config, limits, plan.wishes) for predict in (predicted_step_ms, predicted_prefill_ms))
     number = f"{plan.wishes.gpus} x " if plan.wishes.gpus > 1 else ""
     console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan, predicted_ms, prefill_ms)))
@@ -85,6 +77,23 @@ def run(
         predicted_ms=predicted_ms, predicted_prefill_ms=prefill_ms, stages=as_values(by_phase), weight_formats=by_format
     )
     write(json_file, dict(model=name, gpu=gpu_name, **values))
+
+
+def wishes_for(
+    config: ModelConfig, dtype: str | None, kv_dtype: str | None, kv_policy: str, block_size: int | None, max_model_len: int | None,
+    *, context: int | None, **others,
+) -> Wishes:  # fmt: skip
+    """The wishes for a model, with its defaults for options that are None. others: further fields. Raises InvalidOptionError."""
+    weights = weight_format_name(dtype) if dtype else config.dtype or "bfloat16"
+    if kv_dtype:
+        cached = kv_format_name(kv_dtype)
+    else:
+        cached = weights if weights in KV_ITEMSIZES else "bfloat16"
+    if block_size is None:
+        block_size = TOKEN_GROUP if cached in CHANNEL_FORMATS else BLOCK_SIZE
+    context = context or min(4096, config.max_position_embeddings)
+    policy = costs.AllocationPolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
+    return Wishes(dtype=weights, kv_dtype=cached, context=context, policy=policy, **others)
 
 
 def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:

@@ -80,14 +80,9 @@ def run(
         clock = VirtualClock()
         machine, open_engine = simulated_gpu(model, simulate, clock)
 
-    weights = ", simulated" if simulate else " (random weights)" if model in SHAPES else ""
-    cache, quantization, codes = (options.get(name) for name in ("kv_cache_memory_bytes", "quantization", "kv_cache_dtype"))
-    description = chosen.description + (f", weights in {quantization}" if quantization else "")
-    description += f", KV cache of {cache / 1e9:g} GB" if cache else ""
-    description += f", KV cache in {codes}" if codes not in (None, "auto") else ""
     bench = ServingBench(
         lambda tried: open_engine(options | tried) if simulate else opened_engine(model, options | tried, longest(chosen.requests)),
-        f"{model}{weights}, {description}",
+        case_of(model, chosen.description, options, simulate is not None),
         chosen.requests,
         seed=seed,
         burstiness=burstiness,
@@ -103,6 +98,15 @@ def run(
     if peer is not None:
         report.results = [*beside_peer(report, bench, peer, model, options)]
     report.finish(folder, profile)
+
+
+def case_of(model: str, requests: str, options: dict[str, Any], simulated: bool) -> str:
+    """The case of a row: the model, the requests as described, and the options that change the engine's memory."""
+    weights = ", simulated" if simulated else " (random weights)" if model in SHAPES else ""
+    cache, quantization, codes = (options.get(name) for name in ("kv_cache_memory_bytes", "quantization", "kv_cache_dtype"))
+    case = f"{model}{weights}, {requests}" + (f", weights in {quantization}" if quantization else "")
+    case += f", KV cache of {cache / 1e9:g} GB" if cache else ""
+    return case + (f", KV cache in {codes}" if codes not in (None, "auto") else "")
 
 
 @contextmanager
