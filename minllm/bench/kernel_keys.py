@@ -196,9 +196,10 @@ def function_meaning(function, seen):
     seen[id(function)] = len(seen)
     code, namespace = function.__code__, function.__globals__
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    outside = {name: cell.cell_contents for name, cell in cells.items() if not is_empty(cell)}
+    outside = namespace | {name: cell.cell_contents for name, cell in cells.items() if not is_empty(cell)}
     source, names = numbered_source(code)
-    values = {number: outside.get(name, namespace.get(name)) for number, name in enumerate(names) if name in outside or name in namespace}
+    own = {*code.co_varnames, *code.co_cellvars}  # they hide outside values of the same names
+    values = {number: outside[name] for number, name in enumerate(names) if name in outside and name not in own}
     through = [[name, meaning(getattr(module, name), seen)] for module in values.values() if is_module_of_ours(module)
                for name in attributes(code) if hasattr(module, name)]  # fmt: skip
     defaults = [meaning(function.__defaults__, seen), meaning(list((function.__kwdefaults__ or {}).values()), seen)]
@@ -235,9 +236,9 @@ def numbered(source: str) -> tuple[str, list[str]]:
 
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            node.name, node.decorator_list, node.returns = number(node.name), [], None
+            node.name = number(node.name)
         elif isinstance(node, ast.arg):
-            node.arg, node.annotation = number(node.arg), None
+            node.arg = number(node.arg)
         elif isinstance(node, ast.Name):
             node.id = number(node.id)
     return ast.unparse(tree), names
@@ -245,12 +246,16 @@ def numbered(source: str) -> tuple[str, list[str]]:
 
 @functools.cache
 def normalised(source: str) -> str:
-    """Python source without comments, docstrings and layout."""
+    """Python source without comments, docstrings, annotations, layout and decorators, whose options are part of a key by value."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
             node.body = body[1:] or [ast.Pass()]
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list, node.returns = [], None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
     return ast.unparse(tree)
 
 

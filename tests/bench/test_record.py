@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import linecache
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -116,6 +117,22 @@ def test_the_tool_writes_a_file_that_reads_back_and_merges(tool, tmp_path):
     rows = json.loads(path.read_text())["rows"]
     assert [(row["variant"], row["value"]) for row in rows] == [("bfloat16", 1.0), ("x", 812.5)]
     assert sum(line.startswith("  {") for line in path.read_text().splitlines()) == 2
+
+
+def test_what_the_compiler_does_not_see_is_no_part_of_a_meaning():
+    """Decorators and annotations, and outside values that a variable of the function hides."""
+    source = "{}def double(x{}):\n    factor = other\n    return factor * x\n"
+    functions = []
+    for decorator, annotation, hidden in (("", "", 1), ("@wrap(factor)\n", ": list", 2)):
+        file = f"<{decorator}>"
+        linecache.cache[file] = None, None, source.format(decorator, annotation).splitlines(keepends=True), file
+        namespace = dict(factor=hidden, other=3, wrap=lambda factor: lambda function: function)
+        exec(compile("".join(linecache.cache[file][2]), file, "exec"), namespace)
+        functions.append(namespace["double"])
+    plain, decorated = (kernel_keys.meaning(function, {}) for function in functions)
+    assert plain == decorated
+    functions[1].__globals__["other"] = 4
+    assert kernel_keys.meaning(functions[1], {}) != plain
 
 
 def test_keys_are_shared_with_processes_that_start_later(monkeypatch, forked_python):
