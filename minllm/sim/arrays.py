@@ -27,11 +27,12 @@ def fail(what):
     raise failure(what)
 
 
-def failure(what):
-    """The SimulationError that `fail` raises."""
-    thread = current_thread()
+def failure(what, waiting=None):
+    """The SimulationError that `fail` raises. waiting: the thread at fault, if it is not the one that runs."""
+    thread = waiting or current_thread()
+    frame = (waiting and waiting.frame) or sys._getframe(1)
     where = f", {thread.block}, thread {tuple(thread.index)}" if thread else ""
-    return SimulationError(f"{what} ({describe(kernel_frame(sys._getframe(1)))}{where})")
+    return SimulationError(f"{what} ({describe(kernel_frame(frame))}{where})")
 
 
 REDUCTIONS = {"sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "argmin", "argmax"}

@@ -8,7 +8,7 @@ import numba.cuda
 import numpy as np
 
 from minllm.machine.numba_cuda import types
-from minllm.sim.arrays import fail
+from minllm.sim.arrays import fail, failure
 from minllm.sim.cooperative import this_grid
 from minllm.sim.cuda_memory import Atomic, ConstantMemory, LocalMemory, SharedMemory
 from minllm.sim.fused import fma
@@ -218,7 +218,7 @@ def undefined(kind, mask, last, lane, own, source):
     """
     why, monitor = missing_source(kind, mask, lane, source), last.block.monitor
     if kind in ("shfl", "shfl_xor"):
-        fail(f"{why}, so its value is undefined")
+        raise failure(f"{why}, so its value is undefined", last.warp.threads[lane])
     place = None if monitor is None else instruction(kernel_frame(last.frame or sys._getframe(1)))
     value = type(own)(0)
     found = None if monitor is None else monitor.undefined(value, why, place)

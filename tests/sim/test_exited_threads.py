@@ -55,8 +55,21 @@ def test_a_shuffle_from_a_lane_outside_of_the_mask(source, allowed):
         assert (out[:16] == 3).all()
     else:
         match = r"shfl with mask 0x0000ffff: lane 0 reads from lane 20, which is not in the mask, so its value is undefined \(.*:\d+ in"
-        with pytest.raises(SimulationError, match=match):
+        with pytest.raises(SimulationError, match=match + r" kernel, block \(0, 0, 0\), thread \(0, 0, 0\)\)"):
             simulate(kernel, 1, 32, out, source)
+
+
+@pytest.mark.parametrize("reader", [2, 7])
+def test_the_lane_at_fault_is_named_whichever_arrives_last(reader):
+    def kernel(out, reader):
+        i = cuda.threadIdx.x
+        if i < 8:
+            out[i] = cuda.shfl_sync(0xFF, i, 9 if i == reader else 0)
+
+    line = kernel.__code__.co_firstlineno + 3
+    match = rf"lane {reader} reads from lane 9, .*:{line} in kernel, block \(0, 0, 0\), thread \({reader}, 0, 0\)"
+    with pytest.raises(SimulationError, match=match):
+        simulate(kernel, 1, 32, np.zeros(32, np.int32), reader)
 
 
 def test_a_grids_barrier_after_an_early_return():
