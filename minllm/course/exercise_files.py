@@ -83,7 +83,10 @@ def write(exercises: list[Exercise], directory: Path, force: bool = False) -> li
             f"{', '.join(map(str, in_the_way))} {'are' if len(in_the_way) > 1 else 'is'} there already and may hold your work: "
             "give another folder, or --force to begin anew"
         )
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExerciseError(f"{directory} cannot be made: {error.strerror}; give another folder") from None
     texts[directory / TEST_FILE] = TEST
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
