@@ -16,7 +16,7 @@ from minllm.cli.generation import chat, generate
 from minllm.cli.options import JsonOption
 from minllm.cli.quantize import quantize_command
 from minllm.cli.serve import serve
-from minllm.cli.terminal import open_missing_streams, run_to_the_end, user_errors
+from minllm.cli.terminal import open_missing_streams, output_file, run_to_the_end, user_errors
 from minllm.errors import InvalidOptionError
 from minllm.machine.call_frames import with_room
 from minllm.machine.collector import collect_rarely
@@ -87,7 +87,8 @@ def plan(
         int | None, typer.Option(help="Tokens in a block of a paged cache; default 16, with kivi_int4 32.", show_default=False)
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Tokens that a contiguous cache sets aside for a sequence; default the model's.", show_default=False)
+        int | None,
+        typer.Option(min=1, help="Tokens that a contiguous cache sets aside for a sequence; default the model's.", show_default=False),
     ] = None,
     caches: Annotated[bool, typer.Option("--caches", help="Also compare all policies and formats of the cache.")] = False,
     formats: Annotated[bool, typer.Option("--formats", help="Also predict steps with the weights in other formats, by batch.")] = False,
@@ -197,7 +198,10 @@ def race(
     size: Annotated[
         str | None, typer.Option(metavar="AxBx...", help="Size of the race on a GPU, such as 4096x4096x4096.", show_default=False)
     ] = None,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write the race's picture there.", show_default=False)] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="FILE", help="Write the race's picture there.", show_default=False, callback=output_file),
+    ] = None,
 ) -> None:
     """Check and trace a kernel of your own in the simulator, and on a GPU race it against the package's kernels and PyTorch's."""
     with user_errors():

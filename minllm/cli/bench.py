@@ -7,7 +7,7 @@ import typer
 
 from minllm.cli.bench_serve import bench_serve
 from minllm.cli.options import JsonOption, engine, engine_options, takes
-from minllm.cli.terminal import user_errors
+from minllm.cli.terminal import output_file, user_errors
 
 REPORT = Path("report.json")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure this machine.")
@@ -149,7 +149,7 @@ def bench_ranks(
 
 @bench_app.command("report")
 def bench_report(
-    json_file: Annotated[Path, typer.Option("--json", metavar="FILE", help="The file to write.")] = REPORT,
+    json_file: Annotated[Path, typer.Option("--json", metavar="FILE", help="The file to write.", callback=output_file)] = REPORT,
 ) -> None:
     """The core of the recorded results for this GPU, in two minutes, as a file to send (needs a GPU, no PyTorch)."""
     with user_errors():

@@ -16,11 +16,12 @@ from rich.console import Console
 from minllm.cli.beam_search import BEAM_OPTIONS, beam_search_params, search_beams
 from minllm.cli.generation_options import REQUEST_OPTIONS, load, request_option, request_params
 from minllm.cli.nano import continue_by_nano
-from minllm.cli.options import LLM_OPTIONS, JsonOption, takes
+from minllm.cli.options import LLM_OPTIONS, JsonOption, engine_options, takes
 from minllm.cli.output_report import print_logprobs, totals, write_outputs
 from minllm.cli.prompt_file import PromptLine, read_prompts
-from minllm.cli.terminal import read_prompt, required_input, show, user_errors, user_lines, with_kernel_status
+from minllm.cli.terminal import output_file, read_prompt, required_input, show, user_errors, user_lines, with_kernel_status
 from minllm.cli.text_input import argument_text, read_text_file
+from minllm.engine.options import EngineOptions
 from minllm.engine.requests.default_params import described
 from minllm.engine.requests.outputs import BeamSearchOutput, RequestOutput
 
@@ -44,7 +45,8 @@ def generate(
     card: Annotated[bool, typer.Option(help="Print the report card to standard error.")] = True,
     json_file: JsonOption = None,
     jsonl_file: Annotated[
-        Path | None, typer.Option("--jsonl", metavar="FILE", help="Also write one JSON line per prompt.", show_default=False)
+        Path | None,
+        typer.Option("--jsonl", metavar="FILE", help="Also write one JSON line per prompt.", show_default=False, callback=output_file),
     ] = None,
     nano: Annotated[bool, typer.Option(help="Use minllm.nano, the engine in one evening; float32 by default.")] = False,
     **options: Any,
@@ -59,6 +61,8 @@ def generate(
     if nano and (prompts is not None or json_file is not None or jsonl_file is not None or options["n"] is not None):
         reason = "it continues one text, and writes no files: leave out --prompts, --json, --jsonl and --n"
         raise typer.BadParameter(reason, param_hint="--nano")
+    if json_file is not None and json_file == jsonl_file:
+        raise typer.BadParameter("--json has the same file: give another", param_hint="--jsonl")
     with user_errors():
         text = SAMPLE_PROMPT if prompt is None else read_prompt(prompt)
         if nano:
@@ -125,11 +129,12 @@ def chat(
     with user_errors():
         template = None if chat_template is None else template_or_name(chat_template)
         required_input()  # refused before a model is loaded
-        llm = load(options)
+        messages = [{"role": "system", "content": argument_text(system)}] if system else []
+        check_template(options, messages, template)
+        llm, outputs = load(options), []
         if max_tokens is None:
             max_tokens = llm.engine.generation_config.max_new_tokens or CHAT_TOKENS
         params = request_params(llm, options, max_tokens=max_tokens)
-        messages, outputs = ([{"role": "system", "content": argument_text(system)}] if system else []), []
         for line in user_lines():
             if not outputs:
                 print(f"sampling: {described(params, llm.engine.generation_config)}", file=sys.stderr)
@@ -140,6 +145,14 @@ def chat(
             print_logprobs(stream.output)
             messages.append({"role": "assistant", "content": stream.output.outputs[0].text})
         write_files(outputs, json_file)
+
+
+def check_template(options: dict[str, Any], messages: list[dict[str, str]], template: str | None) -> None:
+    """Render a first message before the model is loaded. Raises InvalidRequestError if there is no template, or if it refuses these."""
+    from minllm.engine.build.weights import model_source
+
+    tokenizer = model_source(EngineOptions(**engine_options(options))).tokenizer()
+    tokenizer.apply_chat_template([*messages, {"role": "user", "content": "Hello"}], chat_template=template)
 
 
 def template_or_name(path: Path) -> str:

@@ -14,12 +14,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from minllm.cli.terminal import output_file
 from minllm.engine.option_help import meanings
 from minllm.engine.options import DEVICES, DTYPE_ALIASES, DTYPES, EngineOptions
 from minllm.errors import InvalidOptionError
 
 JsonOption = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Also write it as JSON; - is standard output.", show_default=False)
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Also write it as JSON; - is standard output.", show_default=False, callback=output_file),
 ]
 OTHER_NAMES = {"kv_window": "kv_cache_residual_window", "variant": "kernel_variants"}  # {option of a command: option of LLM()}
 FIELDS = {field.name: field for field in dataclasses.fields(EngineOptions)}

@@ -1,9 +1,11 @@
 """Terminal input and output: prompts that are typed or piped in, streamed text, and one-line errors."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TextIO
 
 import typer
@@ -81,6 +83,23 @@ def run_to_the_end(command: Callable[[], None]) -> None:
         drop_output()
         code = code or 1
     sys.exit(code)
+
+
+def output_file(path: Path | None) -> Path | None:
+    """The callback of an option that names a file to write: exits with code 1 before any work if it cannot be written. "-" may be."""
+    with user_errors():
+        if path is None or str(path) == "-":
+            return path
+        folder = path.parent
+        if path.is_dir():
+            reason = errno.EISDIR
+        elif not folder.is_dir():
+            reason = errno.ENOTDIR if folder.exists() else errno.ENOENT
+        elif not os.access(path if path.exists() else folder, os.W_OK):
+            reason = errno.EACCES
+        else:
+            return path
+        raise InvalidOptionError(f"{path} cannot be written: {os.strerror(reason)}. Name a file in a folder that exists.")
 
 
 def required_input() -> TextIO:

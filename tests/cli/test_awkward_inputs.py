@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from minllm import LLM, SamplingParams
 from minllm.cli import app as cli
+from minllm.cli import generation
 from minllm.cli.text_input import argument_text, unescaped
 from minllm.models.source import open_source
 from minllm.post_training import files
@@ -108,6 +109,46 @@ def test_mistakes_are_one_line_and_leave_nothing(run, tmp_path, name, monkeypatc
     assert line.startswith("minllm: ") and all(one.startswith("sampling: ") for one in notes)
     assert re.search(says, line), line
     assert sorted(tmp_path.rglob("*")) == before and all((tmp_path / file).read_bytes() == content for file, content in contents.items())
+
+
+REFUSED_FIRST = {  # what is known to fail -> (arguments, standard input, what the line says)
+    "JSON into a folder": ([*GENERATE, "abc", "--json", "DIR"], b"", "cannot be written: Is a directory. Name a file in a folder"),
+    "JSON lines into no folder": ([*GENERATE, "abc", "--jsonl", "DIR/no/x"], b"", "no/x cannot be written: No such file or directory"),
+    "a chat without a template": (["chat", "--device", "cpu"], b"Hi", "This model has no chat template"),
+    "a chat by an unknown template": ([*CHAT, "--chat-template", "rag"], b"Hi", "'rag' is neither Jinja source nor the name of one"),
+    "a template without system messages": (
+        [*CHAT, "--system", "Be brief", "--chat-template", "DIR/t.jinja"], b"Hi", "does not take these messages: no system",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED_FIRST)
+def test_refused_before_a_model_is_loaded(run, tmp_path, name, monkeypatch):
+    (tmp_path / "t.jinja").write_text("{{ raise_exception('no system') if messages[0].role == 'system' }}")
+    monkeypatch.setattr(generation, "load", lambda options: pytest.fail("a model is loaded"))
+    arguments, stdin, says = REFUSED_FIRST[name]
+    result = run(arguments, stdin)
+    assert (result.exit_code, result.stdout) == (1, "")
+    [line] = result.stderr.splitlines()
+    assert line.startswith("minllm: ") and says in line, line
+
+
+@pytest.mark.parametrize("command", ["plan llama-3.1-8b --json", "inspect --json", "bench cache --json", "race DIR/race.py --svg"])
+def test_no_command_works_for_a_file_that_cannot_be_written(run, tmp_path, command):
+    result = run([*command.split(), "DIR"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"minllm: {tmp_path} cannot be written: Is a directory. Name a file in a folder that exists.\n"
+
+
+def test_a_file_for_both_forms_of_json_is_refused(run, tmp_path):
+    result = run([*GENERATE, "abc", "--json", "DIR/x", "--jsonl", "DIR/x"])
+    assert result.exit_code == 2 and "--json has the same file" in result.stderr and not list(tmp_path.iterdir())
+
+
+def test_an_exercise_is_not_written_over_a_file(run, tmp_path):
+    (tmp_path / "f").write_text("kept")
+    result = run(["exercise", "2", "--out", "DIR/f"])
+    assert (result.exit_code, result.stderr) == (1, f"minllm: {tmp_path / 'f'} cannot be made: File exists; give another folder\n")
 
 
 def test_an_interrupt_leaves_nothing_either(tmp_path):
