@@ -66,6 +66,7 @@ def test_a_chat_without_a_limit_ends_at_the_context(http):
         (dict(messages=[{"role": "user"}]), None),
         (dict(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), None),
         (dict(top_logprobs=2), "top_logprobs"),
+        (dict(top_logprobs=21, logprobs=True), "top_logprobs"),
         (dict(tools=[{"name": "f"}]), "tools[0]"),
         (dict(chat_template="{{ 1 }}"), "chat_template"),
         (dict(chat_template_kwargs={"messages": 1}), None),

@@ -120,7 +120,8 @@ def test_unknown_and_null_fields_are_ignored(http):
         (dict(suffix="x"), "suffix"),
         (dict(prompt={}), "prompt"),
         (dict(prompt=[]), "prompt"),
-        (dict(prompt=[[]]), None),
+        (dict(prompt=[[]]), "prompt"),
+        (dict(prompt=[[1], []]), "prompt"),
         (dict(prompt="x" * 100_000), None),
         (dict(prompt=[99999999]), None),
         (dict(prompt=[-1]), None),
@@ -143,6 +144,15 @@ def test_a_wrong_field_is_named(http, body, param):
     assert response.status_code == 400 and error["type"] == "invalid_request_error" and error["message"]
     assert param is None or error["param"] == param
     assert post(http, **dict(prompt="x", max_tokens=1) | body, stream=True).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "path, text", [("completions", dict(prompt="x")), ("chat/completions", dict(messages=[dict(role="user", content="x")]))]
+)
+def test_a_stream_refuses_log_probabilities_that_it_would_drop(http, path, text):
+    """vLLM: `prompt_logprobs` are not available when `stream=True`."""
+    response = http.post(f"/v1/{path}", json=dict(text, max_tokens=1, stream=True, prompt_logprobs=1))
+    assert response.status_code == 400 and response.json()["error"]["param"] == "prompt_logprobs"
 
 
 def test_another_model_is_not_found(http):

@@ -50,8 +50,8 @@ def prompts(body: CompletionBody) -> list[str | list[int]]:
     given = body.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         return [given]
-    if not given:
-        raise ApiError("prompt is empty: give a text, token ids, or a list of them.", "prompt")
+    if not given or [] in given:
+        raise ApiError("prompt is or holds an empty list: give a text, token ids, or a list of them.", "prompt")
     return given
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
+from minllm.engine.requests.sampling_params import MAX_LOGPROBS
 from minllm.server.requests.sampling import MEANINGS, SamplingFields
 
 
@@ -31,5 +32,5 @@ class ChatBody(ChatFields):
     max_tokens: int | None = Field(None, description="As max_completion_tokens.")
     max_completion_tokens: int | None = Field(None, description=f"{MEANINGS.get('max_tokens')} Default: what the context allows.")
     logprobs: bool = Field(False, description="Return the log-probability of every token.")
-    top_logprobs: int = Field(0, ge=0, description="Return those of this many likeliest tokens too; needs logprobs.")
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS, description="Return those of this many likeliest tokens too; needs logprobs.")
     parallel_tool_calls: bool = Field(True, description="false: only the first call of a tool is returned.")

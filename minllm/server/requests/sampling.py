@@ -6,6 +6,7 @@ from pydantic import Field
 
 from minllm.engine.requests.parameter_help import meanings
 from minllm.engine.requests.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from minllm.server.errors import refused
 from minllm.server.requests.body import ModelBody
 from minllm.server.requests.structure import StructureFields, structure_of
 
@@ -70,7 +71,11 @@ class SamplingFields(RequestFields, StructureFields):
     )
 
     def sampling(self, defaults: dict[str, Any], **more: Any) -> SamplingParams:
-        """The parameters over the model's defaults; more: further fields. Raises InvalidRequestError."""
+        """The parameters over the model's defaults; more: further fields. Raises InvalidRequestError or ApiError."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise refused(
+                "prompt_logprobs", self.prompt_logprobs, "for an answer in one piece: leave out stream, or take echo and logprobs"
+            )
         given = {name: value for name in SHARED if (value := getattr(self, name)) is not None}
         if given.get("seed", 0) < 0:
             given["seed"] = None if given["seed"] == -1 else given["seed"] % 2**64
