@@ -71,12 +71,14 @@ def as_json(value: object) -> str:
 def read_trace(path: Path, seed: int = 0, num_prompts: int | None = None) -> tuple[list[BenchRequest], bool]:
     """(the first `num_prompts` requests of a file, sorted by arrival; whether the file gives arrivals).
 
-    Raises InvalidOptionError, which names the line, and OSError.
+    Raises InvalidOptionError, which names the line.
     """
     try:
         texts = path.read_text(encoding="utf-8").split("\n")  # str.splitlines would also cut at U+2028 within a prompt
     except UnicodeDecodeError as error:
         raise InvalidOptionError(f"--dataset-path {path} is not UTF-8 text (byte {error.start}).") from None
+    except OSError as error:
+        raise InvalidOptionError(f"--dataset-path {path} cannot be read: {error.strerror}. Give a file of JSON lines.") from None
     lines = [Line(path, number, text) for number, text in enumerate(texts, 1) if text.strip()][:num_prompts]
     if not lines:
         raise InvalidOptionError(f"--dataset-path {path} has no requests: write one JSON object per line.")

@@ -167,3 +167,10 @@ def test_a_file_without_requests_is_refused(tmp_path, contents, words):
 def test_an_unknown_list_names_those_there_are():
     with pytest.raises(InvalidOptionError, match="mixed-prompts, nano-vllm"):
         named_list("sharegpt")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(InvalidOptionError, match=f"--dataset-path {tmp_path} cannot be read: Is a directory"):
+        read_trace(tmp_path)
+    with pytest.raises(InvalidOptionError, match="none cannot be read: No such file or directory"):
+        read_trace(tmp_path / "none")
