@@ -33,8 +33,8 @@ BATCHINGS = [
 
 
 def tokens_of(outputs):
-    """The generated ids of each output."""
-    return [output.outputs[0].token_ids for output in outputs]
+    """The generated ids of every completion of the outputs."""
+    return [completion.token_ids for output in outputs for completion in output.outputs]
 
 
 def check_greedy_equals_transformers(family, **options):

@@ -6,6 +6,7 @@ import torch
 
 from minllm import LLM, ContrastiveSearchParams, SamplingParams
 from minllm.errors import InvalidRequestError, OutOfMemoryError
+from tests.engine.checks import tokens_of
 from tests.engine.models import model_directory, transformers_model
 from tests.models.random_models import prompt
 
@@ -28,11 +29,6 @@ def expected_tokens(family, token_ids, alpha, top_k, count):
             scores[token_id] = (1 - alpha) * probabilities[token_id] - alpha * max(cosines)
         tokens.append(max(scores, key=scores.get))
     return tokens[len(token_ids) :]
-
-
-def tokens_of(outputs):
-    """The generated ids of each output."""
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 @pytest.mark.covering("family", "alpha + top_k")

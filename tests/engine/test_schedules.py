@@ -32,22 +32,17 @@ def transformers_tokens():
     return [transformers_greedy("small", token_ids, tokens) for token_ids, (_, tokens) in zip(PROMPTS, LENGTHS, strict=True)]
 
 
-def completions(outputs):
-    """The tokens of all completions."""
-    return [completion.token_ids for output in outputs for completion in output.outputs]
-
-
 @pytest.fixture(scope="module")
 def sampled_alone(llm):
     """The tokens of the sampled requests, each by itself."""
-    return [tokens for token_ids, params in zip(PROMPTS, SAMPLED, strict=True) for tokens in completions(llm.generate([token_ids], params))]
+    return [tokens for token_ids, params in zip(PROMPTS, SAMPLED, strict=True) for tokens in tokens_of(llm.generate([token_ids], params))]
 
 
 def check(llm, sampled):
     """The requests of each kind, then all of them together, when a prefix cache knows the prompts."""
     assert tokens_of(llm.generate(PROMPTS, GREEDY)) == transformers_tokens()
-    assert completions(llm.generate(PROMPTS, SAMPLED)) == sampled
-    assert completions(llm.generate(PROMPTS * 2, GREEDY + SAMPLED)) == transformers_tokens() + sampled
+    assert tokens_of(llm.generate(PROMPTS, SAMPLED)) == sampled
+    assert tokens_of(llm.generate(PROMPTS * 2, GREEDY + SAMPLED)) == transformers_tokens() + sampled
     llm.engine.cache_policy.check()
     assert llm.engine.cache_policy.usage().allocated == 0
 
@@ -102,12 +97,12 @@ def test_quantised_caches(kv_cache_dtype, window, policy):
     """Tokens do not depend on company. Prompts are computed whole: a chunk reads earlier ones as they are cached, which changes numbers."""
     options = dict(kv_cache_dtype=kv_cache_dtype, kv_cache_residual_window=window, scheduling_policy=policy, **SMALL)
     with LLM(model_directory("small"), **options) as llm:
-        alone = [tokens for one, params in zip(PROMPTS, GREEDY, strict=True) for tokens in completions(llm.generate([one], params))]
-        assert completions(llm.generate(PROMPTS, GREEDY)) == alone
-        sampled = [tokens for one, params in zip(PROMPTS, SAMPLED, strict=True) for tokens in completions(llm.generate([one], params))]
-        assert completions(llm.generate(PROMPTS, SAMPLED)) == sampled
+        alone = [tokens for one, params in zip(PROMPTS, GREEDY, strict=True) for tokens in tokens_of(llm.generate([one], params))]
+        assert tokens_of(llm.generate(PROMPTS, GREEDY)) == alone
+        sampled = [tokens for one, params in zip(PROMPTS, SAMPLED, strict=True) for tokens in tokens_of(llm.generate([one], params))]
+        assert tokens_of(llm.generate(PROMPTS, SAMPLED)) == sampled
         with LLM(model_directory("small"), max_num_seqs=2, **options) as other:
-            assert completions(other.generate(PROMPTS, GREEDY)) == alone
+            assert tokens_of(other.generate(PROMPTS, GREEDY)) == alone
 
 
 @pytest.mark.covering("budget", "policy")
@@ -117,12 +112,12 @@ def test_chunks_and_preemption_with_a_quantised_cache(policy, budget):
     """Without a residual window every query reads what is cached, so that neither chunks nor preemption change a token."""
     options = dict(kv_cache_dtype="int8", scheduling_policy=policy, **SMALL)
     with LLM(model_directory("small"), **options) as llm:
-        greedy, sampled = completions(llm.generate(PROMPTS, GREEDY)), completions(llm.generate(PROMPTS, SAMPLED))
+        greedy, sampled = tokens_of(llm.generate(PROMPTS, GREEDY)), tokens_of(llm.generate(PROMPTS, SAMPLED))
         block_bytes = llm.engine.cache.shape.bytes_per_block
     small = dict(max_num_batched_tokens=budget, preemption="swap" if budget == 7 else "recompute", kv_cache_memory_bytes=9 * block_bytes)
     with LLM(model_directory("small"), enable_prefix_caching=budget == 16, swap_space_bytes=9 * block_bytes, **small, **options) as llm:
         for _ in range(2):
-            assert completions(llm.generate(PROMPTS, GREEDY)) == greedy and completions(llm.generate(PROMPTS, SAMPLED)) == sampled
+            assert tokens_of(llm.generate(PROMPTS, GREEDY)) == greedy and tokens_of(llm.generate(PROMPTS, SAMPLED)) == sampled
         assert budget < 64 or llm.llm_engine.stats().num_preemptions > 0, "with less they come one after the other"
 
 
@@ -138,7 +133,7 @@ def test_a_residual_window_in_a_tiny_cache(kv_cache_dtype, policy):
     options |= dict(scheduling_policy=policy)
     prompts = [prompt(30, seed=i) for i in range(6)]  # a block each, and a second one after two tokens
     with LLM(model_directory("small"), **options) as llm:
-        alone = [tokens for one in prompts for tokens in completions(llm.generate([one], GREEDY[0]))]
+        alone = [tokens for one in prompts for tokens in tokens_of(llm.generate([one], GREEDY[0]))]
         shape, room = llm.engine.cache.shape, llm.engine.cache.room
     with LLM(model_directory("small"), kv_cache_memory_bytes=room.bytes(shape) + 5 * shape.bytes_per_block, **options) as llm:
         assert llm.engine.cache_policy.num_blocks == 5

@@ -5,6 +5,7 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.engine.options import SCHEDULING_POLICIES
+from tests.engine.checks import tokens_of
 from tests.engine.models import model_directory
 from tests.engine.rounding import QUANTISED_BOUND
 from tests.engine.scheduling.scripted_runner import check_nothing_is_left
@@ -22,17 +23,12 @@ SMALL = dict(dtype="float32", max_model_len=160, max_num_seqs=8, kv_cache_memory
 RUNNERS = {"graphs": dict(device="cuda"), "eager": dict(device="cuda", enforce_eager=True), "numpy": dict(device="cpu")}
 
 
-def completions(outputs):
-    """The tokens of all completions."""
-    return [completion.token_ids for output in outputs for completion in output.outputs]
-
-
 def tokens(family, params, **options):
     """The same requests twice on one engine, which must agree with itself."""
     with LLM(model_directory(family), **SMALL | options) as llm:
         prompts = [prompt(length) for length in (1, 17, 130)]
-        first = completions(llm.generate(prompts, params))
-        assert completions(llm.generate(prompts, params)) == first
+        first = tokens_of(llm.generate(prompts, params))
+        assert tokens_of(llm.generate(prompts, params)) == first
         assert llm.engine.cache_policy.usage().allocated == 0
         return first
 
@@ -70,7 +66,7 @@ def test_a_crowd_gets_the_same_tokens_from_every_runner(policy, budget):
     found = {}
     for name, runner in RUNNERS.items():
         with LLM(model_directory("llama3"), **options, **runner) as llm:
-            found[name] = completions(llm.generate(prompts, params))
+            found[name] = tokens_of(llm.generate(prompts, params))
             check_nothing_is_left(llm.engine.scheduler, 8)
     assert found["graphs"] == found["eager"]
     assert found["graphs"] == found["numpy"]
@@ -85,10 +81,10 @@ def test_preempted_requests_get_the_same_tokens(policy, preemption):
     options = SMALL | dict(scheduling_policy=policy, max_num_batched_tokens=64, kv_cache_memory_bytes=12 * BLOCK_BYTES)
     options |= dict(preemption=preemption, swap_space_bytes=64 << 20, enable_prefix_caching=policy == "split_fuse")
     with LLM(model_directory("llama3"), device="cpu", **SMALL) as llm:
-        expected = completions(llm.generate(prompts, params))
+        expected = tokens_of(llm.generate(prompts, params))
     for runner in ("graphs", "eager"):
         with LLM(model_directory("llama3"), **options, **RUNNERS[runner]) as llm:
-            assert completions(llm.generate(prompts, params)) == expected, runner
+            assert tokens_of(llm.generate(prompts, params)) == expected, runner
             assert llm.llm_engine.stats().num_preemptions > 0
             check_nothing_is_left(llm.engine.scheduler, 8)
 

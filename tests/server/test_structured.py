@@ -26,6 +26,11 @@ ANSWERS = [f'{{"colour":"{colour}","ok":{ok}}}' for colour in ("red", "blue") fo
 RANDOM = {"temperature": 1, "seed": 3, "max_tokens": 200}
 
 
+def completed(http, **field):
+    """The text of a completion."""
+    return http.post("/v1/completions", json={"prompt": "x", **RANDOM, **field}).json()["choices"][0]["text"]
+
+
 def chat(http, **body):
     return http.post("/v1/chat/completions", json={"messages": MESSAGES, **RANDOM, **body})
 
@@ -44,23 +49,17 @@ def test_a_schema_in_every_form(http):
     assert is_begun(chat(http, response_format=FORM).json()["choices"][0]["message"]["content"])
     schema = FORM["json_schema"]["schema"]
 
-    def completed(**field):
-        return http.post("/v1/completions", json={"prompt": "x", **RANDOM, **field}).json()["choices"][0]["text"]
-
-    assert is_begun(completed(guided_json=schema))
-    assert is_right(completed(structured_outputs={"json": schema, "disable_any_whitespace": True}))
+    assert is_begun(completed(http, guided_json=schema))
+    assert is_right(completed(http, structured_outputs={"json": schema, "disable_any_whitespace": True}))
     text = {"format": {"type": "json_schema", "name": "answer", "schema": schema | COMPACT}}
     answer = http.post("/v1/responses", json={"input": "x", "max_output_tokens": 200, "text": text}).json()
     assert is_right(answer["output"][0]["content"][0]["text"]) and answer["text"] == text
 
 
 def test_the_other_forms(http):
-    def completed(**field):
-        return http.post("/v1/completions", json={"prompt": "x", **RANDOM, **field}).json()["choices"][0]["text"]
-
-    assert re.fullmatch("[ab]{3}c", completed(guided_regex="[ab]{3}c"))
-    assert completed(guided_choice=["yes", "no"]) in ("yes", "no")
-    assert completed(structured_outputs={"grammar": 'start: "x" "y"'}) == "xy"
+    assert re.fullmatch("[ab]{3}c", completed(http, guided_regex="[ab]{3}c"))
+    assert completed(http, guided_choice=["yes", "no"]) in ("yes", "no")
+    assert completed(http, structured_outputs={"grammar": 'start: "x" "y"'}) == "xy"
 
 
 @pytest.mark.parametrize(

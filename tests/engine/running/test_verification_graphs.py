@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from minllm import LLM, SamplingParams
 from minllm.engine.running.step_graphs import next_size, verification_sizes
 from minllm.engine.scheduling.speculative import Speculation
-from tests.engine.checks import BLOCK_BYTES
+from tests.engine.checks import BLOCK_BYTES, tokens_of
 from tests.engine.models import model_directory
 from tests.engine.running.test_step_graphs import QueueMachine, results, steps_ended, with_graphs
 from tests.engine.test_speculation import GREEDY, PROMPTS, SAMPLED, SMALL, Hints, ngrams, plain, texts_of  # noqa: F401
@@ -15,11 +15,6 @@ from tests.engine.test_trees import ITSELF, LOOKAHEAD
 from tests.models.random_models import prompt
 
 DRAFTS = 4
-
-
-def tokens_of(outputs):
-    """The tokens of all completions."""
-    return [completion.token_ids for output in outputs for completion in output.outputs]
 
 
 def check(texts, budget, **options):
