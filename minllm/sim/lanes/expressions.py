@@ -202,9 +202,11 @@ class Writer:
         self.refuse(node, f"the object {type(value).__name__} from outside of the function")
 
     def cast(self, wanted, given):
+        """The name of the function that casts between two types."""
         return self.thing(operations.cast(wanted, given))
 
     def cast_steps(self, node, text):
+        """The source of an expression, `text`, with the casts that its types need."""
         given = self.found.values[node].type
         for wanted in self.found.casts.get(node, ()):
             if not is_scalar(wanted) or not is_scalar(given):
@@ -224,6 +226,7 @@ class Writer:
         return "(" + "".join(("*" if isinstance(one, ast.Starred) else "") + self.item(one) + ", " for one in node.elts) + ")"
 
     def item(self, node):
+        """The source of an element of a tuple, or of what is unpacked there."""
         return self.expression(node.value if isinstance(node, ast.Starred) else node)
 
     def on_Attribute(self, node, value):
@@ -241,6 +244,7 @@ class Writer:
     # Subscripts
 
     def selects_element(self, node):
+        """Whether a subscript of an array selects one element, not a part."""
         owner, index = self.found.values[node.value], node.slice
         if isinstance(index, ast.Tuple):
             return len(index.elts) == owner.type.ndim and not any(isinstance(one, (ast.Slice, ast.Starred)) for one in index.elts)
@@ -259,6 +263,7 @@ class Writer:
         return f"({self.position(index)}, )"
 
     def position(self, node):
+        """The source of one integer of a subscript."""
         kind = self.kind(node)
         if not is_integer(kind.type):
             self.refuse(node, "an index that is not an integer")
@@ -282,6 +287,7 @@ class Writer:
         return f"L.part({self.expression(node.value)}, {''.join(self.part_position(one) + ', ' for one in positions)})"
 
     def part_position(self, node):
+        """The source of one integer or slice of a subscript that selects a part of an array."""
         if not isinstance(node, ast.Slice):
             return self.position(node)
         if node.step is not None:
@@ -357,6 +363,7 @@ class Writer:
         return f"({before}{text})[1]" if before else text
 
     def integer_binary(self, node, operation, left, right, kinds, result):
+        """The source of a binary operator of two integers. left, right: sources. kinds: their Values."""
         left, right = (f"ops.low({text})" if kind.bits > 62 or kind.wide else text for text, kind in zip((left, right), kinds))
         if operation is operator.pow:
             return f"ops.power(L, {left}, {right})"
@@ -411,6 +418,7 @@ class Writer:
         return f"L.and_({first}, lambda: {second})"
 
     def compare(self, node, op, left, right, left_text=None, right_text=None):
+        """The source of one comparison. left_text, right_text: sources to take for the operands, if they are not their own."""
         kinds = self.kind(left), self.kind(right)
         if type(op) not in COMPARISONS or not all(is_scalar(kind.type) for kind in kinds):
             self.refuse(node, "a comparison of something that is not a number")
@@ -444,6 +452,7 @@ class Writer:
         return self.logical(node) if isinstance(node, ast.BoolOp) and self.constant(node) is None else self.expression(node)
 
     def logical(self, node):
+        """The source of `and` or `or`; lanes that do not need an operand evaluate it only if that is harmless."""
         is_and = isinstance(node.op, ast.And)
         text = None
         for one in node.values:
@@ -490,6 +499,7 @@ class Writer:
         return call_form(self, node, called, value, arguments, named)
 
     def device_call(self, node, called, inner, arguments, named):
+        """The source of a call of a device function. inner: its Inference. arguments, named: sources."""
         if inner is None or node in self.found.methods:
             self.refuse(node, f"the device function {getattr(called, '__name__', called)}")
         form = self.lane_form(inner, self.detect and (node in self.carried.nodes, self.detect[1]), self.traced)
@@ -499,6 +509,7 @@ class Writer:
         return f"L.call({operands})" if site is None else f"L.call_at({site}, {operands})"
 
     def conversion(self, node, value, arguments):
+        """The source of a conversion, such as float32(x). arguments: sources."""
         kind = self.kind(node.args[0]) if len(node.args) == 1 else UNKNOWN
         if not (is_scalar(kind.type) and is_scalar(value.type)):
             self.refuse(node, "a conversion of something that is not a number")

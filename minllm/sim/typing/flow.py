@@ -164,6 +164,7 @@ class Flow(FlowExpressions):
             self.assign(node.target, self.expression(node.value))
 
     def assign(self, target, term):
+        """Give the Term of a value to a target: a name, a tuple of targets, an element."""
         if isinstance(target, ast.Name):
             self.variables[target.id] = self.use(term) if target.id in self.captured else term
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -181,6 +182,7 @@ class Flow(FlowExpressions):
                 self.variables[name] = self.opaque()
 
     def store(self, target):
+        """Count a store to an element: loads after it may find another value."""
         self.used(target.value), self.used(target.slice)
         if self.is_local(target.value):
             self.local_epoch += 1

@@ -49,10 +49,12 @@ class FlowExpressions:
         return Term(self.unique("meet"), self.tick(), self.loops, meets=list(terms))
 
     def tick(self):
+        """The next number of the clock, which orders Terms."""
         self.clock += 1
         return self.clock
 
     def unique(self, what):
+        """A key that no other Term has."""
         return what, self.tick()
 
     def opaque(self):
@@ -263,6 +265,7 @@ class FlowExpressions:
         return Term(("call", id(called), *(term.key for term in terms)), rank, loops, loaded=newest(*terms))
 
     def kind_of(self, node):
+        """The `kind` of an expression; None if the types were not inferred."""
         value = self.values.get(node)
         return None if value is None else self.kind(node)
 
@@ -274,6 +277,7 @@ class FlowExpressions:
         return term
 
     def named_tuple(self, node, called):
+        """The Term of a call of a NamedTuple class."""
         given = {name: self.expression(one) for name, one in zip(called._fields, node.args) if not isinstance(one, ast.Starred)}
         given |= {word.arg: self.expression(word.value) for word in node.keywords}
         if set(given) != set(called._fields):

@@ -146,6 +146,7 @@ class Editor:
         return new
 
     def copy_fields(self, node):
+        """A copy of a node with copies of its fields."""
         fields = {}
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
