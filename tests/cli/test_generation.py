@@ -9,20 +9,13 @@ import sys
 from dataclasses import fields
 
 import pytest
-from typer.testing import CliRunner
 
 from minllm import LLM, BeamSearchParams, SamplingParams
 from minllm.cli import app as cli
 from minllm.cli.generation_options import REQUEST_OPTIONS, STRUCTURES, meanings
 from minllm.cli.options import ENGINE_OPTIONS, LLM_OPTIONS, OTHER_NAMES
 from minllm.engine.options import EngineOptions
-
-runner = CliRunner()
-
-
-def run(*arguments, stdin=None):
-    """Invoke a command in this process."""
-    return runner.invoke(cli.app, [str(argument) for argument in arguments], input=stdin)
+from tests.cli.test_cli import run, runner
 
 
 @pytest.fixture
