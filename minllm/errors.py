@@ -89,6 +89,10 @@ class InvalidRequestError(MinLLMError, ValueError):
     """A prompt or a sampling parameter is invalid; nothing was computed."""
 
 
+class ContextLengthError(InvalidRequestError):
+    """A prompt that is longer than the context."""
+
+
 class SamplingError(MinLLMError, ValueError):
     """No next token can be chosen for a request: its options exclude all, or its logits hold NaN or infinity. Other requests go on."""
 

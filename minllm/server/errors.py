@@ -15,6 +15,7 @@ ANTHROPIC_TYPES = {
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 STATUS = {"DeadlineError": 504, "EngineDeadError": 503, "EngineBusyError": 503}  # others of minllm are the request's fault
+CODES = {"ContextLengthError": "context_length_exceeded"}  # by which clients of OpenAI tell errors apart
 PARAM = re.compile(r"(\w+)(?:\[[^]]*\])?[ =]")
 
 
@@ -60,7 +61,8 @@ def error_of(kind: str, message: str) -> ApiError:
     if status == 503:
         return ApiError(message, None, 503, "server_error", "engine_dead", retry_after=5)
     begins = PARAM.match(message)
-    return ApiError(message, begins[1] if begins and begins[1] in PARAMETERS else None, status)
+    param = begins[1] if begins and begins[1] in PARAMETERS else None
+    return ApiError(message, param, status, code=CODES.get(kind))
 
 
 def error_from(error: errors.MinLLMError) -> ApiError:

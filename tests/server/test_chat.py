@@ -53,6 +53,14 @@ def test_the_final_message_is_continued(http):
     assert text == continued(http, messages, continue_final_message=True) != continued(http, messages)
 
 
+@pytest.mark.parametrize("content", ["x = 1\n" * 600, "x" * 10**6], ids=["tokens", "characters"])
+def test_a_chat_beyond_the_context_has_openais_code(http, content):
+    refused = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"], error["code"]) == (400, "invalid_request_error", "context_length_exceeded")
+    assert "max_model_len=512" in error["message"]
+
+
 def test_a_chat_without_a_limit_ends_at_the_context(http):
     answer = post(http, [{"role": "user", "content": "x = 1\n" * 120}], temperature=0, ignore_eos=True).json()
     assert answer["usage"]["total_tokens"] == 512 and answer["choices"][0]["finish_reason"] == "length"

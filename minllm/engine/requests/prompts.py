@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
-from minllm.errors import Contained, ForeignError, InvalidRequestError, shown
+from minllm.errors import Contained, ContextLengthError, ForeignError, InvalidRequestError, shown
 
 
 class TextPrompt(TypedDict):
@@ -48,13 +48,13 @@ def is_single(prompts: object) -> bool:
 
 
 def check_chars(text: str, most_chars_per_token: int | None, max_model_len: int | None) -> None:
-    """Raises InvalidRequestError for a text too long to fit, before tokenising it: 30 MB would take more than a minute.
+    """Raises ContextLengthError for a text too long to fit, before tokenising it: 30 MB would take more than a minute.
 
     max_model_len: None for a text that is truncated to what fits.
     """
     most = None if most_chars_per_token is None or max_model_len is None else max_model_len * most_chars_per_token
     if most is not None and len(text) > most:
-        raise InvalidRequestError(
+        raise ContextLengthError(
             f"The prompt has {len(text):,} characters; max_model_len={max_model_len} tokens have at most {most:,}, as the longest token "
             f"stands for {most_chars_per_token:,}: shorten it, or raise max_model_len if the model allows."
         )

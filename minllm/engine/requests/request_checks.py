@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from minllm.engine.requests.prompts import PromptTokens
 from minllm.engine.requests.sampling_params import SamplingParams
-from minllm.errors import InvalidRequestError, shown
+from minllm.errors import ContextLengthError, InvalidRequestError, shown
 
 
 def check_request(request_id: object, params: object) -> None:
@@ -36,14 +36,14 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, ending_token_ids: 
 
 
 def check_context(prompt: PromptTokens, params: SamplingParams, max_model_len: int) -> None:
-    """Raise InvalidRequestError if a prompt leaves no room for a new token.
+    """Raise ContextLengthError if a prompt leaves no room for a new token.
 
     With max_tokens=0 nothing is generated, so the prompt may fill the whole context.
     """
     room = max_model_len if params.max_tokens == 0 else max_model_len - 1
     if len(prompt.token_ids) > room:
         new = "" if params.max_tokens == 0 else ", with one more for the first new token"
-        raise InvalidRequestError(
+        raise ContextLengthError(
             f"The prompt has {len(prompt.token_ids)} tokens, and max_model_len={max_model_len} allows {room}{new}: shorten it, or raise "
             "max_model_len if the model allows."
         )
