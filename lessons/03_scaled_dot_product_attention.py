@@ -254,7 +254,7 @@ show_source(
     notes={
         "group = heads // kv_heads": "Heads in groups: next section.",
         "np.matmul(grouped, keys": "S = Q Kᵀ, for all heads at once.",
-        "= -np.inf": "The mask.",
+        "-np.inf": "The mask.",
         "softmax_in_place": "P, in the memory of S.",
         "np.matmul(probabilities": "out = P V.",
     },

@@ -33,7 +33,7 @@ class Traffic:
         return self.execute(step)
 
     def run(self, count, most_open=20):
-        """Until `count` requests have come and gone."""
+        """Until `count` requests have come and gone; what is asked of the model after that does not fail."""
         while self.number < count or self.engine.has_unfinished_requests():
             if self.number < count and len(self.open) < most_open:
                 for _ in range(self.random.choice([0, 1, 1, 3])):
@@ -43,6 +43,7 @@ class Traffic:
             self.step()
             if self.random.random() < 0.1:
                 check_books(self.llm.engine.scheduler.queues)
+        self.llm.engine.runner.execute = self.execute
         assert not self.open and len(self.ended) + self.refused == self.number
 
     def params(self, which):
