@@ -48,7 +48,7 @@ class Calls(Expressions):
     def Call(self, node):
         self.found.calls.pop(node, None)
         function = self.value(node.func)
-        arguments = self.arguments(node)
+        arguments = self.items_of(node.args)
         named = {keyword.arg: self.settled(keyword.value) for keyword in node.keywords}
         if function.constant is None or arguments is None:
             return self.unknown_call(node, arguments or ())
@@ -67,19 +67,6 @@ class Calls(Expressions):
         if among(called, ARRAYS):
             return self.new_array(node, arguments, named)
         return self.known_function(node, called, arguments, named)
-
-    def arguments(self, node):
-        """The Values of a call's positional arguments; None if their number is unknown."""
-        found = []
-        for argument in node.args:
-            if isinstance(argument, ast.Starred):
-                items = self.value(argument.value).items
-                if items is None:
-                    return None
-                found += items
-            else:
-                found.append(self.value(argument))
-        return found
 
     def positional(self, node, values):
         """Pairs (expression, Value) of positional arguments; empty if one of them is an unpacked tuple."""

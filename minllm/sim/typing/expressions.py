@@ -88,16 +88,21 @@ class Expressions:
         return self.outer(node.id)
 
     def Tuple(self, node):
+        items = self.items_of(node.elts)
+        return UNKNOWN if items is None else Value(items=tuple(items))
+
+    def items_of(self, elements):
+        """The Values of a tuple's elements or of a call's positional arguments, unpacked; None if their number is unknown."""
         items = []
-        for element in node.elts:
+        for element in elements:
             if isinstance(element, ast.Starred):
                 inner = self.value(element.value).items
                 if inner is None:
-                    return UNKNOWN
+                    return None
                 items += inner
             else:
                 items.append(self.value(element))
-        return Value(items=tuple(items))
+        return items
 
     def Attribute(self, node):
         owner, name = self.value(node.value), node.attr
