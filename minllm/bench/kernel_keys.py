@@ -106,13 +106,15 @@ def rooms_of(benchmark: str, variant: str, case: str = "") -> tuple[str, ...]:
 def engine_of(variant: str, case: str = "") -> Engine:
     """The engine of a row of whole steps.
 
-    Its variant begins with a dtype, a format of the cache, or neither; its case begins with the model, and says "weights in ..." if they
-    are quantised.
+    Its variant begins with a dtype, a format of the cache, or neither; its case begins with the model, and says "weights in ..." and
+    "KV cache in ..." if they are quantised.
     """
-    word, weights = variant.partition(",")[0], re.search(r"weights in ([a-z0-9]+)", case)
+    word, weights, cache = variant.partition(",")[0], re.search(r"weights in ([a-z0-9]+)", case), re.search(r"KV cache in (\w+)", case)
     weight_format = weights[1] if weights and weights[1] not in DTYPES else ""
-    engine = Engine(weight_format=weight_format, experts=case.startswith(MODELS_OF_EXPERTS))
-    return engine._replace(dtype=word) if word in DTYPES else engine._replace(cache_format=word if word in CACHE_FORMATS else "")
+    engine = Engine(cache_format=cache[1] if cache else "", weight_format=weight_format, experts=case.startswith(MODELS_OF_EXPERTS))
+    if word in CACHE_FORMATS:
+        return engine._replace(cache_format=word)
+    return engine._replace(dtype=word) if word in DTYPES else engine
 
 
 def key_of(benchmark: str, variant: str, case: str = "") -> str:

@@ -135,6 +135,13 @@ def test_what_the_compiler_does_not_see_is_no_part_of_a_meaning():
     assert kernel_keys.meaning(functions[1], {}) != plain
 
 
+def test_the_engine_of_a_row_has_the_cache_that_its_variant_or_case_names():
+    served = "llama-3.1-8b (random weights), 512 requests, weights in fp8, KV cache in fp8_e4m3, all at once"
+    assert kernel_keys.engine_of("max_concurrency 1", served) == kernel_keys.Engine("bfloat16", "fp8_e4m3", "fp8")
+    assert kernel_keys.engine_of("int8, window 128", "bundled").cache_format == "int8"
+    assert kernel_keys.engine_of("float16", "bundled") == kernel_keys.Engine("float16")
+
+
 def test_keys_are_shared_with_processes_that_start_later(monkeypatch, forked_python):
     row = dict(benchmark="rope", variant="rope", case="a")
     monkeypatch.setenv(kernel_keys.SHARED_KEYS, "")
