@@ -32,7 +32,7 @@ from minllm.kernels.attention.flash_attention_3.half_rows import make_parts
 from minllm.kernels.attention.flash_attention_3.producer import Batch, make_produce
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.tiles import make_pipelines
-from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS, make_work
+from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
 from minllm.ptx import setmaxnreg_dec, setmaxnreg_inc
 from minllm.runtime.kernel import kernel, launch
 from minllm.runtime.tensor_map import tensor_map
@@ -50,7 +50,6 @@ def make_kernel(dtype, shape, block_size, page_rows):
     queries, keys, values, _, make_rings = make_pipelines(shape, parts)
     produce, consume = make_produce(shape, block_size, page_rows, parts), make_consume(shape, make_parts(shape, dtype))
     wait_for_turn, pass_turn = make_turns(consumers)
-    count_items = make_work(shape)[0]
 
     @kernel(launch_bounds=(threads, 1))
     def flash_attention_3_kernel(
@@ -78,13 +77,12 @@ def make_kernel(dtype, shape, block_size, page_rows):
         if thread < 128:
             if consumers > 1:  # with one consumer, every thread already has the most registers it can have
                 setmaxnreg_dec(producer_registers)
-            part, heads = int32(thread // 64), int32(out.shape[1])
-            total = count_items(query_start, int32(context_lens.shape[0]), heads)
-            batch = Batch(query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window)
-            if thread % 64 == 0 and part < parts:  # one call per ring, so that its addresses are constants
-                produce(part, True, rings.queries, query_map, rings.keys, key_map, batch, shared.work)
-            elif thread % 64 == 32 and part < parts:
-                produce(part, False, rings.queries, query_map, rings.values, value_map, batch, shared.work)
+            part, issues, heads = int32(thread // 64), thread % 32 == 0, int32(out.shape[1])
+            batch = Batch(query_start, context_lens, block_tables, num_blocks, heads, kv_heads, window)
+            if thread % 64 < 32 and part < parts:  # one call per ring, so that its addresses are constants
+                produce(part, issues, True, rings.queries, query_map, rings.keys, key_map, batch, shared.work)
+            elif part < parts:
+                produce(part, issues, False, rings.queries, query_map, rings.values, value_map, batch, shared.work)
         else:
             if consumers > 1:
                 setmaxnreg_inc(consumer_registers)

@@ -26,7 +26,7 @@ from minllm.kernels.attention.flash_attention_3.producer import Batch, make_prod
 from minllm.kernels.attention.flash_attention_3.rows import sum_count
 from minllm.kernels.attention.flash_attention_3.tiles import TRANSPOSERS, make_pipelines
 from minllm.kernels.attention.flash_attention_3.transpose import make_transpose
-from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS, make_work
+from minllm.kernels.attention.flash_attention_3.work import WORK_SLOTS, WORK_WORDS
 from minllm.ptx import setmaxnreg_dec, setmaxnreg_inc
 from minllm.runtime.kernel import kernel, launch
 from minllm.runtime.tensor_map import tensor_map
@@ -54,7 +54,6 @@ def make_kernel(dtype, shape, block_size, page_rows):
     queries, keys, loaded, values, make_rings = make_pipelines(shape, parts)
     produce, consume = make_produce(shape, block_size, page_rows, parts), make_consume(shape, make_parts(shape, dtype))
     transpose = make_transpose(shape, parts)
-    count_items = make_work(shape)[0]
     first_transposer = 4 - TRANSPOSERS
 
     @kernel(launch_bounds=(threads, 1))
@@ -87,15 +86,14 @@ def make_kernel(dtype, shape, block_size, page_rows):
         if thread < 128:
             if consumers > 1:  # with one consumer, every thread already has the most registers it can have
                 setmaxnreg_dec(producer_registers)
-            total = count_items(query_start, int32(context_lens.shape[0]), heads)
             warp, lane = int32(thread // 32), uint32(uint32(thread) % uint32(32))
-            batch = Batch(query_start, context_lens, block_tables, num_blocks, heads, kv_heads, total, window)
+            batch = Batch(query_start, context_lens, block_tables, num_blocks, heads, kv_heads, window)
             if warp >= first_transposer:
                 transpose(words, rings, batch, int32(warp - first_transposer), lane)
-            elif warp == 0 and lane < parts:
-                produce(int32(lane), True, rings.queries, query_map, rings.keys, key_map, batch, work)
-            elif warp == 1 and lane < parts:
-                produce(int32(lane), False, rings.queries, query_map, rings.loaded, value_map, batch, work)
+            elif warp == 0:
+                produce(int32(lane), lane < parts, True, rings.queries, query_map, rings.keys, key_map, batch, work)
+            elif warp == 1:
+                produce(int32(lane), lane < parts, False, rings.queries, query_map, rings.loaded, value_map, batch, work)
         else:
             if consumers > 1:
                 setmaxnreg_inc(consumer_registers)

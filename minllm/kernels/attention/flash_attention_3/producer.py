@@ -15,7 +15,7 @@ from numba import cuda, int32, uint32
 from minllm import ptx
 from minllm.kernels.attention.common.paged_cache import kv_head_of, make_lookup
 from minllm.kernels.attention.flash_attention_3.tiles import make_pipelines
-from minllm.kernels.attention.flash_attention_3.work import make_work
+from minllm.kernels.attention.flash_attention_3.work import make_order, make_work
 from minllm.tiles import tma
 
 
@@ -28,7 +28,6 @@ class Batch(NamedTuple):
     num_blocks: int
     heads: int
     kv_heads: int
-    total: int  # work items
     window: int
 
 
@@ -71,44 +70,46 @@ def make_loads(shape, block_size, page_rows, parts):
 
 @functools.cache
 def make_produce(shape, block_size, page_rows, parts):
-    """produce: the device function of an issuing thread. `parts` threads share the pages of each tile of a ring."""
+    """produce: the device function of a warp with issuing lanes. `parts` threads share the pages of each tile of a ring."""
     key_tile = shape.key_tile
     queries, cache, *_ = make_pipelines(shape, parts)  # keys and values as loaded have the same operations for producers
     load_queries, load_pages = make_loads(shape, block_size, page_rows, parts)
-    _, item_of, place_of, key_range, hand_out, hand_out_end = make_work(shape)
+    order, (key_range, hand_out, hand_out_end) = make_order(shape.query_tile), make_work(shape)
 
     @cuda.jit(device=True)
-    def produce(part, with_queries, query_ring, query_map, ring, cache_map, batch, work):
-        """Load this thread's pages of all tiles of one ring; one of the threads also hands out work and loads queries."""
+    def produce(part, issues, with_queries, query_ring, query_map, ring, cache_map, batch, work):
+        """Load this thread's pages of all tiles of one ring, if it `issues`; one of the threads also hands out work and loads queries."""
         ptx.fence_proxy_tensormap_acquire(query_map)
         ptx.fence_proxy_tensormap_acquire(cache_map)
-        leads = with_queries and part == 0
-        tile, handed, round_number = int32(0), int32(0), int32(0)
-        item = item_of(round_number)
-        while item < batch.total:
-            sequence, head, first_row = place_of(item, batch.query_start, batch.context_lens.shape[0], batch.heads)
-            if first_row >= 0:
-                token, context_len = int32(batch.query_start[sequence] + first_row), batch.context_lens[sequence]
+        leads = issues and with_queries and part == 0
+        tile, round_number, goes_on = int32(0), int32(0), True  # a round has one item
+        items = order.begin(batch.query_start, batch.context_lens)
+        while goes_on:
+            items, item = order.find(items, round_number, batch.query_start, batch.context_lens, batch.heads)
+            goes_on = item.sequence >= 0
+            if goes_on and issues:
+                sequence, head = item.sequence, item.head
+                token, context_len = int32(batch.query_start[sequence] + item.first_row), batch.context_lens[sequence]
                 rows = int32(batch.query_start[sequence + 1] - token)
                 first_position = int32(context_len - rows)
                 visible_start, visible_stop, first_tile, count = key_range(first_position, context_len, batch.window)
                 if leads:
-                    stage = queries.producer_acquire(query_ring, queries.state(handed))
-                    hand_out(work, handed, count, first_tile, first_position, visible_start, context_len, token, head, rows)
+                    stage = queries.producer_acquire(query_ring, queries.state(round_number))
+                    hand_out(work, round_number, count, first_tile, first_position, visible_start, context_len, token, head, rows)
                     load_queries(stage, query_map, token, head)
-                    handed += 1
                 block_table = batch.block_tables[sequence]
                 kv_head = int32(kv_head_of(head, batch.heads, batch.kv_heads))
-                for i in range(count):  # the last tile of keys first
-                    first_key = int32((first_tile + count - 1 - i) * key_tile)
+                first_key = int32((first_tile + count) * key_tile)
+                while first_key > visible_start:  # the last tile of keys first
+                    first_key = int32(first_key - key_tile)
                     stage = cache.producer_acquire(ring, cache.state(tile))
                     load_pages(stage, part, cache_map, block_table, batch.num_blocks, kv_head, first_key, visible_start, visible_stop)
                     tile += 1
-            round_number += 1
-            item = item_of(round_number)
+            if goes_on:
+                round_number += 1
         if leads:
-            stage = queries.producer_acquire(query_ring, queries.state(handed))
-            hand_out_end(work, handed)
+            stage = queries.producer_acquire(query_ring, queries.state(round_number))
+            hand_out_end(work, round_number)
             ptx.mbarrier_arrive(stage.full)
 
     return produce

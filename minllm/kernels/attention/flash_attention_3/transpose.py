@@ -19,7 +19,7 @@ from numba import cuda, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.attention.flash_attention_3.tiles import TRANSPOSERS, make_pipelines
-from minllm.kernels.attention.flash_attention_3.work import make_work
+from minllm.kernels.attention.flash_attention_3.work import make_order, make_work
 from minllm.tiles.pipeline import BARRIER_BYTES
 
 GROUP = 32  # keys that a warp transposes at once: four tiles of ldmatrix
@@ -100,7 +100,7 @@ def make_transpose(shape, parts):
     pipelines = make_pipelines(shape, parts)
     loaded, transposed = pipelines.loaded, pipelines.values
     transpose_group, clear_rows = make_transpose_tile(shape)
-    _, item_of, place_of, key_range, _, _ = make_work(shape)
+    order, (key_range, _, _) = make_order(shape.query_tile), make_work(shape)
 
     @cuda.jit(device=True)
     def transpose_rows(words, rings, tile, first, stop, warp, lane):
@@ -124,19 +124,19 @@ def make_transpose(shape, parts):
     @cuda.jit(device=True)
     def transpose(words, rings, batch, warp, lane):
         """Transpose this warp's groups of all tiles, in the order in which the producer loads them."""
-        tile, round_number = int32(0), int32(0)
-        item = item_of(round_number)
-        while item < batch.total:
-            sequence, head, first_row = place_of(item, batch.query_start, batch.context_lens.shape[0], batch.heads)
-            if first_row >= 0:
-                context_len = batch.context_lens[sequence]
-                first_position = int32(context_len - (batch.query_start[sequence + 1] - batch.query_start[sequence]) + first_row)
+        tile, round_number, goes_on = int32(0), int32(0), True
+        items = order.begin(batch.query_start, batch.context_lens)
+        while goes_on:
+            items, item = order.find(items, round_number, batch.query_start, batch.context_lens, batch.heads)
+            goes_on = item.sequence >= 0
+            if goes_on:
+                sequence, context_len = item.sequence, batch.context_lens[item.sequence]
+                first_position = int32(context_len - (batch.query_start[sequence + 1] - batch.query_start[sequence]) + item.first_row)
                 visible_start, visible_stop, first_tile, count = key_range(first_position, context_len, batch.window)
                 for i in range(count):
                     first_key = int32((first_tile + count - 1 - i) * key_tile)
                     transpose_rows(words, rings, tile, int32(visible_start - first_key), int32(context_len - first_key), warp, lane)
                     tile += 1
             round_number += 1
-            item = item_of(round_number)
 
     return transpose

@@ -1,16 +1,20 @@
 """Work items of FlashAttention-3, their assignment to blocks, and their description in shared memory.
 
 A work item is a query tile of one head. The grid has one block per SM (a persistent kernel). Items are numbered from the longest to the
-shortest (the last tile of every sequence first), and assigned to blocks forwards in even rounds and backwards in odd ones, so that all
-blocks get about the same amount of work. Their number is counted on the device: in a CUDA graph the host has only the graph's number of
-tokens, and looping over a prompt's empty items would take as long as computing a short prompt.
+shortest, and assigned to blocks forwards in even rounds and backwards in odd ones, so that all blocks get about the same amount of work.
+
+The order is counted on the device, since a CUDA graph serves many batches: their sequences differ in length, and some are empty. Tiles of
+queries stand at levels, by the position of their first row in units of a tile, so a level's tiles see about the same number of keys, and
+a sequence has at most one there. The lanes of a warp look at 32 sequences at once: one vote finds those that have a tile at a level. Items
+are numbered by level, from the highest down, then by sequence, then by head, and nothing is counted that does not exist.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
 
-from minllm.tiles.warp import warp_max
+from minllm.tiles.warp import ALL_LANES, WARP, warp_max
 
 WORK_WORDS = 8  # words per description
 WORK_SLOTS = 4  # descriptions at a time: of the item being stored, the current one, the next, and the one after it
@@ -19,33 +23,87 @@ COUNT, STOP_TILE, FIRST_POSITION, VISIBLE_START, CONTEXT_LEN, TOKEN, HEAD, ROWS 
 # VISIBLE_START: the first key that any row sees. TOKEN: the first query row. ROWS: rows of the sequence from that row on.
 
 
+class Items(NamedTuple):
+    """A warp's place in the order of items, at a level and 32 sequences; all lanes hold the same."""
+
+    level: int  # below 0 after the last item
+    first_sequence: int
+    before: int  # items before those of this level and these sequences
+
+
+class Item(NamedTuple):
+    """A query tile of a head."""
+
+    sequence: int  # -1 after the last item
+    head: int
+    first_row: int  # of the tile in its sequence
+
+
+class ItemOrder(NamedTuple):
+    """Device functions that all lanes of a warp call together."""
+
+    begin: Any  # (query_start, context_lens) -> Items
+    find: Any  # (Items, round, not before the last one, query_start, context_lens, heads) -> Items, this block's Item of the round
+
+
+@functools.cache
+def make_order(query_tile):
+    """The ItemOrder of tiles of `query_tile` rows."""
+
+    @cuda.jit(device=True)
+    def levels_of(sequence, query_start, context_lens):
+        """(lowest level, levels) of a sequence's tiles; without levels for one that does not exist."""
+        if sequence >= int32(context_lens.shape[0]):
+            return int32(0), int32(0)
+        query_len = int32(query_start[sequence + 1] - query_start[sequence])
+        first_position = uint32(max(int32(0), int32(context_lens[sequence] - query_len)))
+        return int32(first_position // uint32(query_tile)), int32(uint32(query_len + query_tile - 1) // uint32(query_tile))
+
+    @cuda.jit(device=True)
+    def owners_of(level, first_sequence, query_start, context_lens):
+        """Which of 32 sequences have a tile at this level, as bits."""
+        lane = int32(uint32(cuda.threadIdx.x) % uint32(WARP))
+        lowest, levels = levels_of(int32(first_sequence + lane), query_start, context_lens)
+        return uint32(cuda.ballot_sync(ALL_LANES, uint32(level - lowest) < uint32(levels)))
+
+    @cuda.jit(device=True)
+    def begin(query_start, context_lens):
+        highest, sequence = int32(0), int32(uint32(cuda.threadIdx.x) % uint32(WARP))
+        while sequence < int32(context_lens.shape[0]):
+            lowest, levels = levels_of(sequence, query_start, context_lens)
+            highest, sequence = max(highest, int32(lowest + levels)), int32(sequence + WARP)
+        return Items(int32(warp_max(highest)), int32(0), int32(0))
+
+    @cuda.jit(device=True)
+    def number(round_number):
+        blocks, block = int32(cuda.gridDim.x), int32(cuda.blockIdx.x)
+        return int32(round_number * blocks + (blocks - 1 - block if round_number & 1 else block))
+
+    @cuda.jit(device=True)
+    def find(items, round_number, query_start, context_lens, heads):
+        level, first_sequence, before, item = items.level, items.first_sequence, items.before, number(round_number)
+        owners = owners_of(level, first_sequence, query_start, context_lens)
+        here = int32(cuda.popc(owners) * heads)
+        while level >= 0 and int32(item - before) >= here:
+            before, first_sequence = int32(before + here), int32(first_sequence + WARP)
+            if first_sequence >= int32(context_lens.shape[0]):
+                level, first_sequence = int32(level - 1), int32(0)
+            owners = owners_of(level, first_sequence, query_start, context_lens)
+            here = int32(cuda.popc(owners) * heads)
+        head = int32(item - before)
+        while level >= 0 and head >= heads:  # without a division, for which a producer has no registers
+            owners, head = uint32(owners & uint32(owners - uint32(1))), int32(head - heads)
+        sequence = int32(first_sequence + cuda.ffs(owners) - 1) if level >= 0 else int32(-1)
+        lowest, _ = levels_of(max(sequence, int32(0)), query_start, context_lens)
+        return Items(level, first_sequence, before), Item(sequence, head, int32(int32(level - lowest) * query_tile))
+
+    return ItemOrder(begin, find)
+
+
 @functools.cache
 def make_work(shape):
-    """(count_items, item_of, place_of, key_range, hand_out, hand_out_end): device functions that define the work items."""
+    """(key_range, hand_out, hand_out_end): device functions that describe a work item."""
     query_tile, key_tile = shape.query_tile, shape.key_tile
-
-    @cuda.jit(device=True)
-    def count_items(query_start, sequences, heads):
-        """Number of items: the query tiles of the longest query, for every sequence and head; all lanes of a warp call it."""
-        longest, sequence = int32(0), int32(cuda.threadIdx.x % 32)
-        while sequence < sequences:
-            longest = max(longest, int32(query_start[sequence + 1] - query_start[sequence]))
-            sequence += 32
-        return int32((warp_max(longest) + query_tile - 1) // query_tile * sequences * heads)
-
-    @cuda.jit(device=True)
-    def item_of(round_number):
-        """The number of this block's item in a round."""
-        place = cuda.gridDim.x - 1 - cuda.blockIdx.x if round_number % 2 else cuda.blockIdx.x
-        return int32(round_number * cuda.gridDim.x + place)
-
-    @cuda.jit(device=True)
-    def place_of(item, query_start, sequences, heads):
-        """(sequence, head, first row of the tile in its sequence) of an item; the row is below 0 if there is no such tile."""
-        rest, head = uint32(item) // uint32(heads), int32(uint32(item) % uint32(heads))
-        level, sequence = int32(rest // uint32(sequences)), int32(rest % uint32(sequences))
-        query_len = query_start[sequence + 1] - query_start[sequence]
-        return sequence, head, int32(((query_len + query_tile - 1) // query_tile - 1 - level) * query_tile)
 
     @cuda.jit(device=True)
     def key_range(first_position, context_len, window):
@@ -69,4 +127,4 @@ def make_work(shape):
         """Mark the end of the items."""
         work[WORK_WORDS * (handed & (WORK_SLOTS - 1)) + COUNT] = -1
 
-    return count_items, item_of, place_of, key_range, hand_out, hand_out_end
+    return key_range, hand_out, hand_out_end
