@@ -23,6 +23,7 @@ from minllm.kernels.elementwise.in_place import scale as launch_scale
 from minllm.kernels.elementwise.in_place import soft_cap as launch_soft_cap
 from minllm.kernels.embedding.lookup import embedding as look_up
 from minllm.kernels.experts.combine_norm import NormedStream
+from minllm.kernels.kv.append_pair import why_not
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.normalization.layer_norm import layer_norm
 from minllm.kernels.normalization.rms_norm import rms_norm
@@ -89,20 +90,21 @@ class CudaOps(CudaExperts, CudaAttention, CudaSampling, CudaSpeculation):
     ) -> tuple[Array, Array]:
         """(queries, residual): norm, projection, rotation and cache write, in one kernel if x is one row or a DeferredNorm."""
         config = attention_config
-        halves = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved
+        pairs = cos_sin is not None and cos_sin.shape[1] == config.head_dim and not config.interleaved and config.q_norm is None
         slots, caches, recent = batch.slot_mapping, (layer_cache.key, layer_cache.value), layer_cache.recent
         if recent is not None and batch.recent is not None and batch.recent.stores is None and layer_cache.key.by_channel:
             slots, caches = batch.recent.slot_mapping, recent.rings  # the rings are plain: a group becomes codes once it is complete
-        plain = config.q_norm is None and getattr(caches[0], "dtype", None) == self.dtype
-        kernels = self._stream_kernels(x, qkv) if halves and plain and recent is None and config.head_dim % 64 == 0 else None
+        plain = getattr(caches[0], "dtype", None) == self.dtype
+        kernels = self._stream_kernels(x, qkv) if pairs and plain and recent is None and config.head_dim % 64 == 0 else None
         if kernels is not None:
             rows, residual = (x, x.stream) if isinstance(x, DeferredNorm) else self.add_norm(x, residual, norm)
             query = self.empty((x.shape[0], config.heads, config.head_dim), self.dtype)
             kernels.qkv_rope_append(rows, qkv.weight, qkv.bias, batch.positions, slots, cos_sin, query, *caches, self.stream)
             return query, residual
-        whole = self._fused(qkv.format.kernels.normed_qkv, x, residual, qkv, norm) if halves and plain else None
+        appends = pairs and (plain or recent is None) and why_not(caches[0], self.dtype) is None
+        whole = self._fused(qkv.format.kernels.normed_qkv, x, residual, qkv, norm) if appends else None
         normed_linear = self._fused(qkv.format.kernels.normed_linear, x, residual, qkv, norm) if whole is None else None
-        if normed_linear is not None:  # heads have norms, or the cache is quantised
+        if normed_linear is not None:  # a head's norm or scales need all of its components
             projected = self.empty((x.shape[0], qkv.shape[0]), self.dtype)
             normed_linear(x, qkv.weight, projected, qkv.bias, self.stream, norm=norm.weight, epsilon=norm.epsilon)
             return self.qkv_rope_append(projected, batch, layer_cache, config, cos_sin), x

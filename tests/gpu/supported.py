@@ -21,5 +21,5 @@ def skip_if_not_supported(launch):
         pytest.skip("no GPU of compute capability 9.0: wgmma and clusters are Hopper's")
     if getattr(options.get("shape"), "tensor_copies", False) and capability < HOPPER:
         pytest.skip(f"a GPU of compute capability {capability} has no tensor copies")
-    if launch.shape.get("form", "").startswith("fp8") and capability < ADA:
+    if any((launch.shape.get(one) or "").startswith("fp8") for one in ("form", "codes")) and capability < ADA:
         pytest.skip(f"a GPU of compute capability {capability} has no instructions for fp8")

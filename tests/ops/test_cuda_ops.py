@@ -21,19 +21,6 @@ from tests.ops.small_models import small_model
 pytestmark = [pytest.mark.results_only, pytest.mark.usefixtures("small_tiles")]
 
 
-@pytest.fixture
-def launches(monkeypatch):
-    """The names of the kernels that the test simulates."""
-    names, simulate = [], sim.simulate
-
-    def counted(kernel, *arguments, **options):
-        names.append(kernel.__name__)
-        simulate(kernel, *arguments, **options)
-
-    monkeypatch.setattr(sim, "simulate", counted)
-    return names
-
-
 TOLERANCE = {"float32": 2e-5, "bfloat16": 4e-2, "float16": 6e-3}
 
 

@@ -39,6 +39,9 @@ def small():
     yield product("vectorized", 32, 48, 16, FLOAT32, **exact, tile=16)
     yield product("gemv", 3, 8, 520, **exact, tiling=GemvTiling(2, 2, 2))
     yield gemv_qkv_rope_append(2, 2, 1, 8, 520, skip=False, tiling=GemvTiling(2, 2, 2))
+    yield replace(
+        gemv_qkv_rope_append(2, 2, 1, 16, 264, skip=False, tiling=GemvTiling(4, 2, 1), codes="fp8_e4m3", smooth=True), counted=True
+    )
     yield product("flat", 8, 96, 128, **exact, tiling=FlatTiling(rows=32, warps=4, splits=2, stages=3))
     yield product("flat", 8, 128, 128, **exact, tiling=FlatWgmmaTiling(warpgroups=1, stages=2, splits=2))
     split = FlatWgmmaTiling(warpgroups=1, stages=2, splits=2)
@@ -81,6 +84,10 @@ def fused_gemvs(shapes, qkv_shapes, dtype, tiling):
         yield from (product("gemv", *shape, dtype, **around, **chosen) for shape in shapes)
     yield from (gated_product("gemv", *shape, dtype, norm=True, **chosen) for shape in shapes)
     yield from (gemv_qkv_rope_append(*shape, dtype, tiling is None, **chosen) for shape in qkv_shapes)
+    for number, (m, heads, kv_heads, head_dim, k) in enumerate(qkv_shapes):
+        if head_dim % 16 == 0:
+            coded = dict(codes=("fp8_e4m3", "fp8_e5m2")[number % 2], smooth=tiling is not None)
+            yield gemv_qkv_rope_append(m, heads, kv_heads, head_dim, k, dtype, tiling is None, **chosen, **coded)
 
 
 def odd():

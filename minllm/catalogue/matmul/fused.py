@@ -3,64 +3,59 @@
 import numpy as np
 
 from minllm.catalogue.launch import Launch, Moved, calls, describes, in_place, returns
+from minllm.catalogue.matmul.places import CODED, PLAIN, cache_arrays, caches_of, in_their_places, places_moved
 from minllm.catalogue.matmul.products import EPSILON, lost, matmul_flops, normed
 from minllm.catalogue.rope import table
 from minllm.catalogue.rows import BFLOAT16, FLOAT32
 from minllm.kernels.activation.silu import silu_and_multiply_reference
-from minllm.kernels.kv.layout import by_slot
 from minllm.kernels.matmul.flat import fused
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.matmul.gemv.gemv_qkv import gemv_qkv_rope_append as launch_gemv_qkv
 from minllm.kernels.matmul.reference import matmul_reference
-from minllm.kernels.rope.reference import rope_reference
-
-
-def in_their_places(qkv, positions, slot_mapping, cos_sin, key_cache, value_cache):
-    """The queries of rows of outputs, rotated, by name; keys, rotated too, and values enter the caches where a token has a slot."""
-    kv_heads, head_dim = key_cache.shape[2:]
-    qkv, kept, dtype = qkv.reshape(len(qkv), -1, head_dim), slot_mapping >= 0, key_cache.dtype
-    heads = qkv.shape[1] - 2 * kv_heads
-    rotated = rope_reference(qkv[:, : heads + kv_heads], positions, cos_sin)
-    by_slot(key_cache)[slot_mapping[kept]] = rotated[kept, heads:].astype(dtype)
-    by_slot(value_cache)[slot_mapping[kept]] = qkv[kept, heads + kv_heads :].astype(dtype)
-    return dict(query=rotated[:, :heads].astype(dtype))
 
 
 @describes
-def gemv_qkv_rope_append(m, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False, skip=True, tiling=None):
-    """Queries, rotated, and keys and values in the cache, from the RMSNorm of x. skip: the last of several tokens has no slot."""
+def gemv_qkv_rope_append(
+    m, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False, skip=True, tiling=None, codes=None, smooth=False
+):  # fmt: skip
+    """Queries, rotated, and keys and values in the cache, from the RMSNorm of x. skip: the last of several tokens has no slot.
+
+    codes: the 8-bit float format of the cache; None: a plain one. smooth: its keys are smoothed.
+    """
     width = (heads + 2 * kv_heads) * head_dim
 
     def arrays(noise):
         x, norm, weight = noise.array((m, k), dtype), noise.array((k,), dtype), noise.array((width, k), dtype)
         slots = noise.random.permutation(12)[:m].astype(np.int32)
         slots[m - 1 :] = -1 if skip and m > 1 else slots[m - 1]
-        caches = {name: noise.array((3, 4, kv_heads, head_dim), dtype) for name in ("key_cache", "value_cache")}
         places = dict(positions=np.arange(m, dtype=np.int32)[::-1].copy(), slot_mapping=slots, cos_sin=table(m, head_dim))
+        caches = cache_arrays(noise, kv_heads, head_dim, k, dtype, codes, smooth)
         given = dict(x=x, norm=norm, weight=weight, bias=noise.array((width,), dtype) if bias else None)
         return given | places | dict(query=noise.unwritten((m, heads, head_dim), dtype)) | caches
 
-    def reference(x, norm, weight, bias, query, **places):
-        return in_their_places(matmul_reference(normed(x, norm), weight, bias, np.float32), **places)
+    def call(ops, **arrays):
+        key, value, given = caches_of(arrays, codes)
+        launch_gemv_qkv(**given, key_cache=key, value_cache=value, epsilon=EPSILON, stream=ops.stream, tiling=tiling)
+
+    def reference(x, norm, weight, bias, **places):
+        return in_their_places(matmul_reference(normed(x, norm), weight, bias, np.float32), codes=codes, **places)
 
     return Launch(
         arrays,
-        call=calls(launch_gemv_qkv, epsilon=EPSILON, tiling=tiling),
-        reference=in_place(reference, "key_cache", "value_cache"),
-        moved={} if skip else qkv_gemv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling),
+        call,
+        reference=in_place(reference, *(CODED if codes else PLAIN)),
+        moved={} if skip else qkv_gemv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling, codes, smooth),
         lost=lost(k),
     )
 
 
-def qkv_gemv_moved(m, heads, kv_heads, head_dim, k, b, tiling):
-    """What it moves if no warps share a row of weight: each warp asks for x, the norm, and the angles of its pairs."""
+def qkv_gemv_moved(m, heads, kv_heads, head_dim, k, b, tiling, codes, smooth):
+    """What it moves if no warps share a row of weight: each warp asks for x and the norm, each lane for the angles of a pair."""
     n = (heads + 2 * kv_heads) * head_dim
-    warps, kept = n // tiling.rows, m * kv_heads * head_dim * b
-    index = 32 * 4 * m * warps
-    inputs = dict(x=m * k * b * warps, norm=m * k * b * warps, weight=n * k * b)
-    places = dict(positions=index, slot_mapping=index, cos_sin=index * tiling.rows)
-    results = dict(query=m * heads * head_dim * b, key_cache=kept, value_cache=kept)
-    return Moved(inputs | places | results, dict(x=m * k * b, norm=k * b, positions=4 * m, slot_mapping=4 * m, cos_sin=m * head_dim * 4))
+    warps, threads = n // tiling.rows, 32 * n // tiling.rows
+    asked = dict(x=m * k * b * warps, norm=m * k * b * warps, weight=n * k * b)
+    other, different = places_moved(m, heads, kv_heads, head_dim, b, threads, codes, smooth)
+    return Moved(asked | other, dict(x=m * k * b, norm=k * b) | different)
 
 
 # Each thread of the fused kernels' epilogue asks for an item of eight outputs before it knows whether the item is its own.
@@ -143,7 +138,7 @@ def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT1
         if skip:
             slots, positions = noise.random.permutation(slots), noise.random.permutation(positions)
             slots[-1] = -1
-        caches = {name: noise.array((-(-m // 4), 4, kv_heads, head_dim), dtype) for name in ("key_cache", "value_cache")}
+        caches = {name: noise.array((-(-m // 4), 4, kv_heads, head_dim), dtype) for name in PLAIN}
         places = dict(positions=positions, slot_mapping=slots, cos_sin=table(4, head_dim))
         given = unfinished(noise, m, k, parts, dtype) | dict(weight=noise.whole_numbers((width, k), dtype))
         given |= dict(bias=noise.array((width,), dtype) if bias else None)
@@ -153,11 +148,11 @@ def flat_qkv_rope_append(m, heads, kv_heads, head_dim, k, parts=0, dtype=BFLOAT1
         places = positions, slot_mapping, cos_sin, query, key_cache, value_cache
         fused.qkv_rope_append(deferred(**x), weight, bias, *places, stream=ops.stream, tiling=tiling)
 
-    def reference(scaled, weight, bias, query, squares=None, **places):
+    def reference(scaled, weight, bias, squares=None, **places):
         return in_their_places(matmul_reference(finished(scaled, squares), weight, bias, np.float32), **places)
 
     moved = {} if tiling is None or skip else flat_qkv_moved(m, heads, kv_heads, head_dim, k, dtype.itemsize, tiling)
-    return Launch(arrays, call, in_place(reference, "key_cache", "value_cache"), moved, lost=lost(k))
+    return Launch(arrays, call, in_place(reference, *PLAIN), moved, lost=lost(k))
 
 
 def flat_qkv_moved(m, heads, kv_heads, head_dim, k, b, tiling):

@@ -1,6 +1,6 @@
 """The GEMMs of plain weights as they are compiled."""
 
-from minllm.catalogue.launch import HOPPER, TARGETS, MachineCode
+from minllm.catalogue.launch import FP8_TARGETS, HOPPER, TARGETS, MachineCode
 from minllm.catalogue.matmul.fused import flat_qkv_rope_append, gated_of_deferred_norm, gemv_qkv_rope_append, linear_add
 from minllm.catalogue.matmul.products import gated_product, product
 from minllm.catalogue.rows import BFLOAT16, DTYPES, FLOAT32
@@ -73,6 +73,8 @@ def compiled_steps(dtype):
         for target in TARGETS:
             tiling = choose_qkv_tiling(1, hidden, dtype, target)
             yield from gemv_code(f"{step}/qkv/{tiling.rows}_rows", launch, tiling, ((target,),))
+        coded = gemv_qkv_rope_append(1, hidden // head_dim, 8, head_dim, hidden, dtype, codes="fp8_e4m3", smooth=True)
+        yield from gemv_code(f"{step}/qkv/fp8_e4m3", coded, choose_qkv_tiling(1, hidden, dtype, HOPPER[0], has_codes=True), (FP8_TARGETS,))
         for name, n, k in (("output", hidden, hidden), ("down", hidden, intermediate)):
             yield from gemv_code(f"{step}/{name}", product("gemv", 1, n, k, dtype, **narrow), choose_tiling(1, n, k))
         tiling = choose_gated_tiling(1, 2 * intermediate, hidden, normed=True)

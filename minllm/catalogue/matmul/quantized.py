@@ -7,12 +7,13 @@ array `small`, which is faster to quantise and to multiply.
 """
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 
 from minllm.catalogue.launch import FP8_TARGETS, TARGETS, Launch, calls, describes, each, in_place, returns
-from minllm.catalogue.matmul.fused import in_their_places
+from minllm.catalogue.matmul.places import CODED, PLAIN, cache_arrays, caches_of, in_their_places
 from minllm.catalogue.matmul.quantized_moved import product_moved, qkv_moved, rows_moved, widened_moved
 from minllm.catalogue.noise import WithoutContents
 from minllm.catalogue.rope import table
@@ -295,30 +296,37 @@ def quantized_product(
 
 
 @describes
-def quantized_qkv(form, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False, exact=False, tiling=None, slot=5, distinct=None):
-    """Queries, rotated, and keys and values in the cache, from the RMSNorm of one row of x; slot -1 is none."""
+def quantized_qkv(
+    form, heads, kv_heads, head_dim, k, dtype=BFLOAT16, bias=False, exact=False, tiling=None, slot=5, distinct=None, codes=None,
+    smooth=False,
+):  # fmt: skip
+    """Queries, rotated, and keys and values in the cache, from the RMSNorm of one row of x; slot -1 is none.
+
+    codes, smooth: of the cache, as in gemv_qkv_rope_append.
+    """
     rows, launch = (heads + 2 * kv_heads) * head_dim, FORMATS[form].kernels.normed_qkv
 
     def arrays(noise):
         x, norm = noise.array((1, k), dtype), noise.array((k,), dtype)
         places = dict(positions=np.array([1], np.int32), slot_mapping=np.array([slot], np.int32), cos_sin=table(2, head_dim))
-        caches = {name: noise.array((3, 4, kv_heads, head_dim), dtype) for name in ("key_cache", "value_cache")}
+        caches = cache_arrays(noise, kv_heads, head_dim, k, dtype, codes, smooth)
         given = dict(x=np.sign(x) if exact else x, norm=norm, **weights_of(noise, form, rows, k, distinct))
         given |= dict(bias=noise.array((rows,), dtype) if bias else None)
         return given | places | dict(query=noise.unwritten((1, heads, head_dim), dtype)) | caches
 
     def call(ops, small=None, **arrays):
-        launch(**arrays, epsilon=EPSILON, stream=ops.stream, tiling=tiling)
+        key, value, given = caches_of(arrays, codes)
+        launch(**given, key_cache=key, value_cache=value, epsilon=EPSILON, stream=ops.stream, tiling=tiling)
 
-    def reference(x, norm, weight, bias, query, small=None, **places):
+    def reference(x, norm, weight, bias, small=None, **places):
         sums = sums_of(x, weight, norm, form, "tensor_core_gemv", dtype, small) + (0 if bias is None else bias.astype(np.float64))
-        return in_their_places(sums.astype(FLOAT32), **places)
+        return in_their_places(sums.astype(FLOAT32), codes=codes, **places)
 
     return Launch(
         arrays,
         call,
-        reference=in_place(reference, "key_cache", "value_cache"),
-        moved=qkv_moved(heads, kv_heads, head_dim, k, dtype.itemsize, tiling) if exact else {},
+        reference=in_place(reference, *(CODED if codes else PLAIN)),
+        moved=qkv_moved(heads, kv_heads, head_dim, k, dtype.itemsize, tiling, codes, smooth) if exact else {},
         slack=SLACK.get(form, 2e-5),
     )
 
@@ -352,6 +360,7 @@ def small():
     yield quantized_product("tensor_core_gemv", "int8", 1, 16, 128, gated=True, norm=True, **exact, tiling=one)
     yield quantized_qkv("fp8", 2, 1, 8, 128, bias=True, **exact, tiling=one)
     yield quantized_qkv("int8", 2, 1, 8, 128, tiling=one)
+    yield replace(quantized_qkv("fp8", 4, 2, 16, 128, bias=True, **exact, tiling=one, codes="fp8_e4m3", smooth=True), counted=True)
     several = TensorCoreGemvTiling(warps=2, splits=2, cluster=2, unroll=1, tokens=8)  # a step for each of a tile's four warps
     yield quantized_product("tensor_core_gemv", "int4/64_zeros", 3, 32, 512, bias=True, **exact, tiling=several)
     yield quantized_product("tensor_core_gemv", "nf4/nested", 2, 16, 256, **exact, tiling=TensorCoreGemvTiling(1, 1, 2, 1, 8))

@@ -135,18 +135,20 @@ def compiled_tensor_core_gemv(dtype):
     Plain with residual, gate and up with norm, and queries, keys and values with norm and bias.
     """
     kinds = [(form, outputs, 4096) for form in OF_TENSOR_CORE_GEMV for outputs in ("plain", "gated", "qkv")]
+    kinds += [(form, "qkv/fp8_e4m3", 4096) for form in ("int4/128", *W8A8)]
     kinds += [(form, "plain", k) for form in ("int4/128", "int4/32_zeros", "nf4/nested", *W8A8) for k in (2048, 14336)]
     for form, outputs, k in kinds:
-        n = dict(plain=min(k, 4096), gated=28672, qkv=6144)[outputs]
-        if outputs == "qkv":
-            launch = quantized_qkv(form, 32, 8, 128, k, dtype, bias=True)
+        kind, _, codes = outputs.partition("/")  # the format of the cache
+        n = dict(plain=min(k, 4096), gated=28672, qkv=6144)[kind]
+        if kind == "qkv":
+            launch = quantized_qkv(form, 32, 8, 128, k, dtype, bias=True, codes=codes or None, smooth=bool(codes))
         else:
-            options = dict(gated=True, norm=True) if outputs == "gated" else dict(residual=True)
-            launch = quantized_product("tensor_core_gemv", form, 1, n // 2 if outputs == "gated" else n, k, dtype, **options)
+            options = dict(gated=True, norm=True) if kind == "gated" else dict(residual=True)
+            launch = quantized_product("tensor_core_gemv", form, 1, n // 2 if kind == "gated" else n, k, dtype, **options)
         contains = ({"int8": "IMMA*", "fp8": "[HQ]MMA*"}.get(form, "HMMA*"), *LOADS)
         blocks = choose_tiling(FORMATS[form].codec, 1, n, k).blocks
         name, spills = f"matmul/tensor_core_gemv/{form}/{outputs}/{n}x{k}/{dtype}", SPILLED.get(f"{form}/{outputs}/{k}", {})
-        yield MachineCode(name, launch, blocks, contains, spills=spills, targets=targets_of(form))
+        yield MachineCode(name, launch, blocks, contains, spills=spills, targets=FP8_TARGETS if codes else targets_of(form))
 
 
 SPILLED_BY_ROWS = {"16x4096x14336/float16": 72, "16x6144x4096/float16": 16}  # most bytes that a kernel of any format may spill

@@ -7,6 +7,7 @@ bytes of codes, and with them the scales of their groups.
 import numpy as np
 
 from minllm.catalogue.launch import Moved
+from minllm.catalogue.matmul.places import places_moved
 from minllm.kernels.quantization.decoder import STEP
 from minllm.kernels.quantization.nf4 import CODES, COLUMNS, MAP_ENTRIES, Nf4Weight
 
@@ -147,18 +148,16 @@ def one_row_moved(family, n, k, b, tiling, gated, weight, arrays):
     return Moved(in_weight(asked) | out, in_weight(different), 2 * 8 * n * k)
 
 
-def qkv_moved(heads, kv_heads, head_dim, k, b, tiling):
+def qkv_moved(heads, kv_heads, head_dim, k, b, tiling, codes, smooth):
     """Of queries, keys and values in fp8 with norm and bias, of one row of x; what else a lane loads as in one_row_moved."""
     n = (heads + 2 * kv_heads) * head_dim
     blocks, lanes = n // 16, QUAD * tiling.splits
     threads = tiling.threads * blocks
     asked = {"x": k * b * blocks, "norm": k * b * blocks, "weight.codes": n * k, "weight.scales": 2 * lanes * 4 * n}
-    asked |= {"arrays.bias": lanes * n * b, "arrays.positions": 4 * threads, "arrays.slot_mapping": 4 * threads}
-    asked |= {"arrays.cos_sin": 2 * 4 * threads, "arrays.query": heads * head_dim * b}
-    asked |= {f"arrays.{name}_cache": kv_heads * head_dim * b for name in ("key", "value")}
-    different = {"x": k * b, "norm": k * b, "weight.scales": 4 * n, "arrays.bias": n * b, "arrays.positions": 4}
-    different |= {"arrays.slot_mapping": 4, "arrays.cos_sin": head_dim * 4}
-    return Moved(asked, different, 2 * 8 * n * k)
+    asked |= {"arrays.bias": lanes * n * b}
+    different = {"x": k * b, "norm": k * b, "weight.scales": 4 * n, "arrays.bias": n * b}
+    placed, of_places = places_moved(1, heads, kv_heads, head_dim, b, threads, codes, smooth)
+    return Moved(asked | placed, different | of_places, 2 * 8 * n * k)
 
 
 def several_rows_moved(family, m, n, k, b, tiling, weight):

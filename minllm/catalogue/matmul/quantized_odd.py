@@ -11,6 +11,7 @@ from minllm.kernels.matmul.wgmma.tiling import WgmmaTiling
 OPTIONS = dict(  # by the words of the tables
     **{word: {word: True} for word in ("norm", "bias", "gated", "residual")},
     in_place=dict(residual="in place"), wide=dict(out_dtype=FLOAT32), no_slot=dict(slot=-1), half_bias=dict(bias=BFLOAT16),
+    codes=dict(codes="fp8_e4m3"), codes_e5m2=dict(codes="fp8_e5m2"), smooth=dict(smooth=True),
 )  # fmt: skip
 # The largest and the smallest x that int4 multiplies without loss in bfloat16.
 EXTREMES = [(form, magnitude) for form in ("int4/128", "int4/32_zeros", "int4/32_minimums") for magnitude in (1e18, 1e-20)]
@@ -70,6 +71,11 @@ QKV_OF_ONE_ROW = (  # form, heads, heads of keys, size of heads, K, dtype, tilin
     ("nf4/not_nested", 1, 1, 6, 384, FLOAT16, (4, 4, 1), "bias"),
     ("int8", 4, 1, 8, 320, FLOAT16, (8, 4, 1), "bias no_slot"),
     ("fp8", 2, 1, 24, 192, BFLOAT16, (2, 1, 1), "bias"),
+    ("fp8", 3, 1, 48, 192, BFLOAT16, (2, 1, 1), "codes smooth"),
+    ("fp8", 2, 2, 16, 320, FLOAT16, (4, 4, 1), "bias codes_e5m2"),
+    ("int4/32_zeros", 4, 2, 16, 384, BFLOAT16, (4, 2, 1), "bias codes smooth"),
+    ("int8", 1, 1, 32, 320, FLOAT16, (2, 2, 1), "no_slot codes"),
+    ("nf4/nested", 2, 1, 16, 256, BFLOAT16, (1, 1, 2), "codes_e5m2 smooth"),
 )
 # form, M, N, K, dtype, tiling: warps, splits, blocks per cluster, unroll, tokens and blocks per SM (of two), options
 OF_SEVERAL_ROWS = (
@@ -195,6 +201,7 @@ def large():
     for form in (*OF_4_BITS, "int8", "fp8"):
         yield quantized_qkv(form, 32, 8, 128, 4096, **repeats)
         yield quantized_qkv(form, 32, 8, 64, 2048, FLOAT16, bias=True, slot=-1, **repeats)
+        yield quantized_qkv(form, 32, 8, 128, 4096, **repeats, codes="fp8_e4m3", smooth=True)
     for form, (n, k, dtype, words), m in itertools.product(OF_4_BITS, LARGE_OF_SEVERAL_ROWS, (2, 8, 13, 16)):
         yield quantized_product("tensor_core_gemv", form, m, n, k, dtype, **options(words), **repeats)
     products = [(form, *one) for form in ("fp8", "int8") for one in LARGE_CODES] + [("fp8_block", "wgmma", *one) for one in LARGE_BLOCKS]

@@ -52,6 +52,11 @@ def unsmooth(smoothing, row, component, values):
         values[k] *= factors[k]
 
 
+def pack_pair_of(kv_format):
+    """The instruction that rounds two float32 to codes of an 8-bit float format, the first in the lowest byte."""
+    return pack_e5m2x2 if kv_format.name == "fp8_e5m2" else pack_e4m3x2
+
+
 @functools.cache
 def make_store_quantized(kv_format, block_size):
     """The device function store_quantized(codes, scales, slot, kv_head, lane, values, stores) for caches of this format.
@@ -62,7 +67,7 @@ def make_store_quantized(kv_format, block_size):
     code_bytes, groups, is_float = kv_format.code_bytes, kv_format.groups, kv_format.is_float
     range_of_group, active_group_lanes = make_extremes(lanes_of(kv_format.group_size)), kv_format.group_size // EACH
     levels, inverse_levels, four_bits = kv_format.levels, 1 / kv_format.levels, kv_format.bits == 4
-    pack_pair = pack_e5m2x2 if kv_format.name == "fp8_e5m2" else pack_e4m3x2
+    pack_pair = pack_pair_of(kv_format)
 
     @cuda.jit(device=True)
     def row_of(codes, slot, kv_head):

@@ -6,19 +6,21 @@
 
 Unfused, these are three kernels, and in a decode step two of them move only a few kilobytes and cost a launch gap each. The GEMV is that of
 gemv.py, with the same traffic: every weight once. Only the assignment of rows to warps differs: RoPE rotates component d of a head against
-component d + D / 2, so a warp takes rows in such pairs, has both when its sums are done, and writes them to the query or cache. Position,
-slot and angles are loaded with x, long before they are needed. Nothing is rounded between the norm and the end.
-Supports RMSNorm, and RoPE on the halves of a head (not interleaved pairs); no norm per head, which needs a head's sum.
+component d + D / 2, so a warp takes rows in such pairs and has both when its sums are done. Each lane then writes at most one pair of one
+row of x to the query or cache (append_pair.py), whose position, slot and angles it loaded with x, long before they are needed. Nothing is
+rounded between the norm and the end.
+Supports RMSNorm, RoPE on the halves of a head (not interleaved pairs), and caches that are plain or of 8-bit floats; no norm per head,
+which needs a head's sum, nor scales that need a head's extremes.
 Source: kernels/kv/qkv_rope_append.py, kernels/matmul/gemv/gemv.py.
 """
 
 import functools
 
 import numpy as np
-from numba import cuda, float32, int32, int64
+from numba import cuda, float32, int32, int64, uint32
 
 from minllm.kernels.arguments import FLOAT_DTYPES, ceil_div, check_array, rows_begin_on
-from minllm.kernels.kv.layout import by_slot
+from minllm.kernels.kv.append_pair import AttentionForm, attention_of, make_append_pair
 from minllm.kernels.matmul.arguments import MOST_ROWS_OF_GEMV, check_norm
 from minllm.kernels.matmul.gemv.gemv import WARP_SHIFT
 from minllm.kernels.matmul.gemv.sums import GemvTiling, make_sums
@@ -36,76 +38,58 @@ def make_row_of_pair(half: int):
 
     @cuda.jit(device=True)
     def row_of_pair(first, r, last):
-        pair = min(int64(first + (r >> 1)), last)
-        return pair + (pair // half + (r & 1)) * half  # `half` pairs per head
+        pair = uint32(min(int32(first + (r >> 1)), last))
+        return int64(pair + (pair // uint32(half) + uint32(r & 1)) * uint32(half))  # `half` pairs per head
 
     return row_of_pair
 
 
 @functools.cache
-def gemv_qkv_kernel(m: int, k: int, head_dim: int, dtype: str, tiling: GemvTiling, vectorized: bool):
+def gemv_qkv_kernel(m: int, k: int, dtype: str, tiling: GemvTiling, vectorized: bool, form: AttentionForm):
     """The kernel for `m` rows of `k` elements of `dtype`; a warp computes tiling.rows / 2 pairs of components."""
     rows, warps, splits = tiling.rows, tiling.warps, tiling.splits
-    groups, pairs, half = warps // splits, rows // 2, head_dim // 2
+    groups, pairs, half = warps // splits, rows // 2, form.head_dim // 2
     begin, finish = make_sums(m, k, dtype, tiling, vectorized, make_row_of_pair(half))
+    prepare, write = make_append_pair(form)
 
     bounds = (warps * WARP, RESIDENT_WARPS // warps) if m == 1 else warps * WARP
 
     @kernel(launch_bounds=bounds, dependent_launch=True, carveout=0)
-    def matmul_gemv_qkv_kernel(x, norm, weight, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, epsilon):
-        """x [M, K], norm [K], weight [N, K], bias [N] or None, positions, slot_mapping [M], cos_sin [positions, head_dim],
-        query [M, heads, head_dim], caches [slots, kv_heads, head_dim]; the grid covers the N / 2 pairs."""
+    def matmul_gemv_qkv_kernel(x, norm, weight, arrays, epsilon):
+        """x [M, K], norm [K], weight [N, K], arrays: an Attention; the grid covers the N / 2 pairs."""
         griddepcontrol_launch_dependents()
         lane = int32(cuda.threadIdx.x) & (WARP - 1)
         warp = int32(cuda.threadIdx.x) >> WARP_SHIFT
-        first = (cuda.blockIdx.x * groups + warp // splits) * pairs
-        heads, kv_heads = query.shape[1], key_cache.shape[1]
-        last = (heads + 2 * kv_heads) * half - 1
+        first = int32((cuda.blockIdx.x * groups + warp // splits) * pairs)
+        last = int32((arrays.query.shape[1] + 2 * arrays.key_cache.shape[1]) * half - 1)
         total, squares = cuda.local.array((m, rows), float32), cuda.local.array(m, float32)
         begin(x, norm, weight, total, squares, first, last, warp, lane)
-        slots = cuda.local.array(m, int32)
-        cosines, sines = cuda.local.array((m, pairs), float32), cuda.local.array((m, pairs), float32)
-        for i in range(m):
-            slots[i], position = slot_mapping[i], positions[i]
-            for p in range(pairs):
-                component = min(int64(first + p), last) % half
-                cosines[i, p], sines[i, p] = cos_sin[position, component], cos_sin[position, half + component]
+        number = uint32(lane)  # of the pair that this lane writes, counted through the rows of x
+        row, pair = min(uint32(number // uint32(pairs)), uint32(m - 1)), int32(first + number % uint32(pairs))
+        prepared = prepare(arrays, arrays.positions[row], arrays.slot_mapping[row], pair)
         finish(x, norm, weight, total, squares, first, last, warp, lane, epsilon)
-        if lane == 0 and warp % splits == 0:
+        low, high = float32(0), float32(0)
+        for i in range(m):
             for p in range(pairs):
-                pair = int64(first + p)
-                if pair <= last:
-                    head, component = pair // half, pair % half
-                    for i in range(m):
-                        a, b = total[i, 2 * p], total[i, 2 * p + 1]
-                        if bias is not None:
-                            a += float32(bias[head * head_dim + component])
-                            b += float32(bias[head * head_dim + half + component])
-                        cosine, sine = cosines[i, p], sines[i, p]
-                        if head < heads:
-                            query[i, head, component] = a * cosine - b * sine
-                            query[i, head, component + half] = b * cosine + a * sine
-                        elif slots[i] >= 0:
-                            if head < heads + kv_heads:
-                                key_cache[slots[i], head - heads, component] = a * cosine - b * sine
-                                key_cache[slots[i], head - heads, component + half] = b * cosine + a * sine
-                            else:
-                                value_cache[slots[i], head - heads - kv_heads, component] = a
-                                value_cache[slots[i], head - heads - kv_heads, component + half] = b
+                if number == i * pairs + p:
+                    low, high = total[i, 2 * p], total[i, 2 * p + 1]
+        if number < m * pairs and pair <= last and warp % splits == 0:
+            write(arrays, prepared, row, pair, low, high)
 
     return matmul_gemv_qkv_kernel
 
 
-def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int]) -> GemvTiling:
+def choose_qkv_tiling(m: int, k: int, dtype, capability: tuple[int, int], has_codes: bool = False) -> GemvTiling:
     """The fastest of ten tilings on an H200, measured in whole decode steps of 1B and 8B models.
 
-    Four rows per warp spill registers before Ada, in float32 before Hopper.
+    Four rows per warp spill registers before Ada, in float32 before Hopper, and with has_codes, caches of 8-bit floats.
     """
     if m > 1:
         return GemvTiling(rows=2, warps=4, unroll=2, splits=2)
     if k < 4096:
         return GemvTiling(rows=2, warps=8, unroll=4, splits=2)
-    return GemvTiling(rows=4 if capability >= (HOPPER if dtype == np.float32 else ADA) else 2, warps=8, unroll=2, splits=2)
+    has_registers = capability >= (HOPPER if dtype == np.float32 else ADA) and not has_codes
+    return GemvTiling(rows=4 if has_registers else 2, warps=8, unroll=2, splits=2)
 
 
 def gemv_qkv_rope_append(
@@ -115,23 +99,23 @@ def gemv_qkv_rope_append(
 
     norm [hidden] and epsilon: the RMSNorm's. weight [(heads + 2 kv_heads) * head_dim, hidden], queries first, then keys, then values; bias:
     one per row of weight, or None. positions, slot_mapping int32 [M], not checked; a slot of -1 writes nothing. cos_sin float32 [positions,
-    head_dim], see rope_table. All other arrays share one dtype: float32, float16 or bfloat16. Raises KernelArgumentError for shapes and
-    dtypes that do not fit.
+    head_dim], see rope_table. Caches: plain, or QuantizedCaches of 8-bit floats. All other arrays share one dtype: float32, float16 or
+    bfloat16. Raises KernelArgumentError for shapes and dtypes that do not fit.
     """
     check_array("x", x, FLOAT_DTYPES, tokens=None, hidden=None)
     m, k = x.shape
     check(m <= MOST_ROWS_OF_GEMV, f"gemv multiplies up to {MOST_ROWS_OF_GEMV} rows of x, not {m}: project, turn and append apart")
     check_norm(norm, x)
-    n = check_qkv(x, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+    n = check_qkv(x, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, takes_codes=True)
     check_array("weight", weight, (x.dtype,), rows=n, hidden=k)
-    head_dim = query.shape[2]
-    tiling = GemvTiling(*(tiling or choose_qkv_tiling(m, k, x.dtype, capability_here())))
+    arrays, form = attention_of(bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+    tiling = GemvTiling(*(tiling or choose_qkv_tiling(m, k, x.dtype, capability_here(), form.kv_format is not None)))
     check(tiling.rows % 2 == 0, f"{tiling}: a warp computes pairs of components, so its rows are even")
+    check(m * tiling.rows // 2 <= WARP, f"{tiling}: a warp has {WARP} lanes to write the pairs of {m} rows of x")
     check(tiling.warps % tiling.splits == 0, f"{tiling}: the warps of a block divide evenly into groups of `splits`")
     if m == 0 or n == 0:
         return
     vectorized = rows_begin_on(16, x, weight, norm)
-    chosen = gemv_qkv_kernel(m, k, head_dim, x.dtype.name, tiling, vectorized)
+    chosen = gemv_qkv_kernel(m, k, x.dtype.name, tiling, vectorized, form)
     grid = ceil_div(n // 2, tiling.rows // 2 * (tiling.warps // tiling.splits))
-    arguments = (x, norm, weight, bias, positions, slot_mapping, cos_sin, query, by_slot(key_cache), by_slot(value_cache), float(epsilon))
-    launch(chosen, grid, tiling.warps * WARP, arguments, stream)
+    launch(chosen, grid, tiling.warps * WARP, (x, norm, weight, arrays, float(epsilon)), stream)

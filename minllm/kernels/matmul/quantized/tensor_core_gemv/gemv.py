@@ -27,12 +27,12 @@ import math
 import numpy as np
 
 from minllm.kernels.arguments import FLOAT_DTYPES, address, ceil_div, check_array, rows_begin_on
-from minllm.kernels.kv.layout import by_slot
+from minllm.kernels.kv.append_pair import attention_of
 from minllm.kernels.matmul.arguments import HALF_DTYPES, check_norm, has_wgmma
 from minllm.kernels.matmul.qkv_arguments import check_qkv
 from minllm.kernels.matmul.quantized.arguments import CODE_DTYPES, MOST_CODE_BYTES, check_out
 from minllm.kernels.matmul.quantized.tensor_core_gemv.kernel import dynamic_bytes, make_products, tensor_core_gemv_kernel
-from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import GATED, Attention, Gated, Outputs, Plain, make_attention, make_plain
+from minllm.kernels.matmul.quantized.tensor_core_gemv.outputs import GATED, Gated, Outputs, Plain, make_attention, make_plain
 from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import MOST_ROWS, PAIRS, TensorCoreGemvTiling, choose_tiling
 from minllm.kernels.quantization.decoder import Format
 from minllm.kernels.quantization.int4 import INT4
@@ -165,11 +165,10 @@ def make_qkv_gemv(found: Format):
         """
         check_fits(found, x, weight, norm)
         check(x.shape[0] == 1, f"x has {x.shape[0]} rows; the GEMV on tensor cores rotates one: project them, then rotate")
-        n = check_qkv(x, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+        n = check_qkv(x, bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache, takes_codes=True)
         check_array("codes", weight.codes, CODE_DTYPES, rows=n, bytes=x.shape[1] // found.per_byte)
-        arrays = Attention(bias, positions, slot_mapping, cos_sin, query, by_slot(key_cache), by_slot(value_cache))
-        outputs, pairs = make_attention(query.shape[2], bias is not None), n // 2
-        if pairs:
-            run(found, x, norm, weight, outputs, arrays, pairs, epsilon, stream, tiling)
+        arrays, form = attention_of(bias, positions, slot_mapping, cos_sin, query, key_cache, value_cache)
+        if n:
+            run(found, x, norm, weight, make_attention(form), arrays, n // 2, epsilon, stream, tiling)
 
     return tensor_core_gemv_qkv

@@ -8,7 +8,7 @@ mma.sync's operand A has 16 rows, eight "low" ones and eight "high" ones: `rows_
 other inputs of its outputs, for one row of x before its sums are done, and `write` stores them.
 
 Source: N. Shazeer, "GLU Variants Improve Transformer", 2020 (SwiGLU); PTX ISA, "Matrix fragments for mma.m16n8k16";
-kernels/kv/qkv_rope_append.py.
+kernels/kv/append_pair.py.
 """
 
 import functools
@@ -19,6 +19,7 @@ from numba import cuda, float32, int32, uint32
 
 from minllm import ptx
 from minllm.kernels.activation.sigmoid import sigmoid
+from minllm.kernels.kv.append_pair import AttentionForm, make_append_pair
 from minllm.kernels.matmul.quantized.tensor_core_gemv.tiling import PAIRS, TILE_ROWS
 from minllm.runtime.array_protocol import Array
 
@@ -123,19 +124,6 @@ def write_gated(arrays, prepared, m, pair, low, high):
 GATED = Outputs(gated_rows, begin_nothing, prepare_gated, write_gated)
 
 
-class Attention(NamedTuple):
-    """Arrays of attention: bias [N] or None, positions [1], slot_mapping [1], cos_sin [positions, head_dim], query [1, heads, head_dim],
-    caches [slots, kv_heads, head_dim]."""
-
-    bias: Array
-    positions: Array
-    slot_mapping: Array
-    cos_sin: Array
-    query: Array
-    key_cache: Array
-    value_cache: Array
-
-
 class Token(NamedTuple):
     """A token's position in its sequence, and its slot in the cache."""
 
@@ -143,22 +131,10 @@ class Token(NamedTuple):
     slot: int
 
 
-class Turn(NamedTuple):
-    """A pair's head and component, the cosine and sine of its angle, its token's slot in the cache, and its biases."""
-
-    head: int
-    component: int
-    cosine: float
-    sine: float
-    slot: int
-    low_bias: float
-    high_bias: float
-
-
 @functools.cache
-def make_attention(head_dim: int, has_bias: bool) -> Outputs:
-    """Return the Outputs for Attention arrays."""
-    half = head_dim // 2
+def make_attention(form: AttentionForm) -> Outputs:
+    """Return the Outputs for Attention arrays of one token."""
+    half, (prepare_pair, write) = form.head_dim // 2, make_append_pair(form)
 
     @cuda.jit(device=True, forceinline=True)
     def attention_rows(pair, rows):
@@ -172,34 +148,7 @@ def make_attention(head_dim: int, has_bias: bool) -> Outputs:
         return Token(int32(arrays.positions[0]), int32(arrays.slot_mapping[0]))
 
     @cuda.jit(device=True, forceinline=True)
-    def bias_of(arrays, row):
-        return arrays.bias[uint32(row)] if has_bias else float32(0)
-
-    @cuda.jit(device=True, forceinline=True)
     def prepare(arrays, token, m, pair):
-        last = (arrays.query.shape[1] + 2 * arrays.key_cache.shape[1]) * half - 1
-        pair = uint32(min(int32(pair), int32(last)))
-        head, component = uint32(pair // uint32(half)), uint32(pair % uint32(half))
-        row = int32(head * uint32(head_dim) + component)
-        cosine, sine = arrays.cos_sin[token.position, component], arrays.cos_sin[token.position, uint32(component + uint32(half))]
-        return Turn(head, component, cosine, sine, token.slot, bias_of(arrays, row), bias_of(arrays, row + half))
-
-    @cuda.jit(device=True, forceinline=True)
-    def write(arrays, prepared, m, pair, low, high):
-        heads, kv_heads = arrays.query.shape[1], arrays.key_cache.shape[1]
-        head, component, cosine, sine, slot, low_bias, high_bias = prepared
-        if pair >= (heads + 2 * kv_heads) * half:
-            return
-        a, b = low + float32(low_bias), high + float32(high_bias)
-        if head < heads:
-            arrays.query[0, head, component] = a * cosine - b * sine
-            arrays.query[0, head, component + half] = b * cosine + a * sine
-        elif slot >= 0:
-            if head < heads + kv_heads:
-                arrays.key_cache[slot, head - heads, component] = a * cosine - b * sine
-                arrays.key_cache[slot, head - heads, component + half] = b * cosine + a * sine
-            else:
-                arrays.value_cache[slot, head - heads - kv_heads, component] = a
-                arrays.value_cache[slot, head - heads - kv_heads, component + half] = b
+        return prepare_pair(arrays, token.position, token.slot, pair)
 
     return Outputs(attention_rows, begin, prepare, write)
