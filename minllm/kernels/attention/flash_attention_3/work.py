@@ -24,11 +24,13 @@ COUNT, STOP_TILE, FIRST_POSITION, VISIBLE_START, CONTEXT_LEN, TOKEN, HEAD, ROWS 
 
 
 class Items(NamedTuple):
-    """A warp's place in the order of items, at a level and 32 sequences; all lanes hold the same."""
+    """A warp's place in the order of items: a level, and 32 sequences, one for each lane."""
 
     level: int  # below 0 after the last item
     first_sequence: int
     before: int  # items before those of this level and these sequences
+    lowest: int  # level of the lane's sequence
+    levels: int  # of the lane's sequence; 0 without rows
 
 
 class Item(NamedTuple):
@@ -60,19 +62,19 @@ def make_order(query_tile):
         return int32(first_position // uint32(query_tile)), int32(uint32(query_len + query_tile - 1) // uint32(query_tile))
 
     @cuda.jit(device=True)
-    def owners_of(level, first_sequence, query_start, context_lens):
-        """Which of 32 sequences have a tile at this level, as bits."""
-        lane = int32(uint32(cuda.threadIdx.x) % uint32(WARP))
-        lowest, levels = levels_of(int32(first_sequence + lane), query_start, context_lens)
-        return uint32(cuda.ballot_sync(ALL_LANES, uint32(level - lowest) < uint32(levels)))
-
-    @cuda.jit(device=True)
     def begin(query_start, context_lens):
-        highest, sequence = int32(0), int32(uint32(cuda.threadIdx.x) % uint32(WARP))
+        lane = int32(uint32(cuda.threadIdx.x) % uint32(WARP))
+        highest, sequence = int32(0), lane
         while sequence < int32(context_lens.shape[0]):
             lowest, levels = levels_of(sequence, query_start, context_lens)
             highest, sequence = max(highest, int32(lowest + levels)), int32(sequence + WARP)
-        return Items(int32(warp_max(highest)), int32(0), int32(0))
+        lowest, levels = levels_of(lane, query_start, context_lens)
+        return Items(int32(warp_max(highest)), int32(0), int32(0), lowest, levels)
+
+    @cuda.jit(device=True)
+    def owners_of(level, lowest, levels):
+        """Which of 32 sequences have a tile at this level, as bits."""
+        return uint32(cuda.ballot_sync(ALL_LANES, uint32(level - lowest) < uint32(levels)))
 
     @cuda.jit(device=True)
     def number(round_number):
@@ -81,21 +83,26 @@ def make_order(query_tile):
 
     @cuda.jit(device=True)
     def find(items, round_number, query_start, context_lens, heads):
-        level, first_sequence, before, item = items.level, items.first_sequence, items.before, number(round_number)
-        owners = owners_of(level, first_sequence, query_start, context_lens)
+        level, first_sequence, before, lowest, levels = items
+        item, sequences = number(round_number), int32(context_lens.shape[0])
+        owners = owners_of(level, lowest, levels)
         here = int32(cuda.popc(owners) * heads)
         while level >= 0 and int32(item - before) >= here:
             before, first_sequence = int32(before + here), int32(first_sequence + WARP)
-            if first_sequence >= int32(context_lens.shape[0]):
+            if first_sequence >= sequences:
                 level, first_sequence = int32(level - 1), int32(0)
-            owners = owners_of(level, first_sequence, query_start, context_lens)
+            if sequences > WARP:  # otherwise the lanes' sequences remain
+                lane = int32(uint32(cuda.threadIdx.x) % uint32(WARP))
+                lowest, levels = levels_of(int32(first_sequence + lane), query_start, context_lens)
+            owners = owners_of(level, lowest, levels)
             here = int32(cuda.popc(owners) * heads)
         head = int32(item - before)
         while level >= 0 and head >= heads:  # without a division, for which a producer has no registers
             owners, head = uint32(owners & uint32(owners - uint32(1))), int32(head - heads)
-        sequence = int32(first_sequence + cuda.ffs(owners) - 1) if level >= 0 else int32(-1)
-        lowest, _ = levels_of(max(sequence, int32(0)), query_start, context_lens)
-        return Items(level, first_sequence, before), Item(sequence, head, int32(int32(level - lowest) * query_tile))
+        owner = int32(cuda.ffs(owners) - 1)
+        first_row = int32(int32(level - cuda.shfl_sync(ALL_LANES, lowest, max(owner, int32(0)))) * query_tile)
+        sequence = int32(first_sequence + owner) if level >= 0 else int32(-1)
+        return Items(level, first_sequence, before, lowest, levels), Item(sequence, head, first_row)
 
     return ItemOrder(begin, find)
 
