@@ -6,6 +6,7 @@ from minllm.catalogue.attention.moved import FORMULAS_OF_CODES, Sizes
 from minllm.catalogue.attention.paged import BLOCK_SIZE, INDICES, LARGE, SLACK, as_sequences, batch_of, launch_variant, lengths, seen_slots
 from minllm.catalogue.kv.quantized import quantized_arrays, quantized_caches
 from minllm.catalogue.launch import Launch, describes, returns
+from minllm.catalogue.noise import WithoutContents
 from minllm.catalogue.rows import BFLOAT16
 from minllm.kernels.attention import VARIANTS
 from minllm.kernels.attention.flash_attention_3.float8_reference import float8_reference
@@ -30,6 +31,8 @@ def coded_caches(noise, found, seen, kv_heads, magnitude=1.0):
     Numbers in integer formats have mean 0 and deviation 1.
     """
     arrays = quantized_arrays(noise, found, *seen.shape, kv_heads, found.keys_by_channel)
+    if isinstance(noise, WithoutContents):
+        return arrays
     for array in arrays.values():
         if array.dtype == np.uint8:
             array[:] = noise.random.integers(0, 256, array.shape, np.uint8) & np.uint8(FINITE if found.is_float else 255)

@@ -8,7 +8,6 @@ array `small`, which is faster to quantise and to multiply.
 
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -71,7 +70,7 @@ def weight_of(noise, form, n, k, exact=False, gated=False):
     """A weight of noise. exact: scales of one or a power of two where a sum would show their rounding; gated: the gate's numbers are 1."""
     found = FORMATS[form]
     if isinstance(noise, WithoutContents):
-        return found.without_contents(SimpleNamespace(empty=np.zeros), n, k)
+        return found.without_contents(np, n, k)
     matrix = noise.array((n, k), FLOAT32, 1.0 if exact else 0.1)
     if gated and exact:
         matrix[: n // 2] = 1
@@ -99,7 +98,9 @@ def weight_of(noise, form, n, k, exact=False, gated=False):
 def weights_of(noise, form, n, k, distinct, **kind):
     """The weight by name, and `small` if it repeats that one's rows."""
     small = weight_of(noise, form, min(n, distinct or n), k, **kind)
-    return dict(weight=repeated(form, small, n, k), small=small) if distinct else dict(weight=small)
+    if not distinct:
+        return dict(weight=small)
+    return dict(weight=weight_of(noise, form, n, k) if isinstance(noise, WithoutContents) else repeated(form, small, n, k), small=small)
 
 
 def repeated(form, small, n, k):
