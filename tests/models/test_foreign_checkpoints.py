@@ -38,7 +38,7 @@ def transformers_logits(directory):
 
 def our_logits(directory):
     ops = NumpyOps("float32")
-    return logits_of(ops, load_model(directory, ops), TOKENS)
+    return logits_of(ops, load_model(directory, ops, max_positions=len(TOKENS)), TOKENS)
 
 
 def check_logits(directory):

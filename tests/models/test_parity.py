@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from minllm.models.decoder import forward
-from minllm.models.model import load_model
 from minllm.ops.numpy_ops import NumpyOps
 from tests.models.batches import PagedSequences, logits_in_chunks, logits_of
-from tests.models.parity import HALF_PRECISION_CASES, check_float32, check_greedy, check_half_precision, saved_model
+from tests.models.parity import HALF_PRECISION_CASES, check_float32, check_greedy, check_half_precision, loaded
 from tests.models.random_models import FAMILIES, prompt, random_model, reference_logits
 
 
@@ -35,7 +34,7 @@ def test_the_random_models_are_a_real_test(family):
 @pytest.mark.parametrize("family", ["llama3", "mistral", "qwen2_window", "qwen3", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3", "gpt2"])
 def test_decoding_token_by_token_equals_one_forward(family):
     ops = NumpyOps("float32")
-    model = load_model(saved_model(family), ops)
+    model = loaded(ops, family)
     tokens = prompt(41)
     whole = logits_of(ops, model, tokens)
     for chunks in ([17] + [1] * 24, [7] * 5 + [6], [40, 1]):
@@ -51,7 +50,7 @@ def test_greedy_tokens_equal_transformers(family):
 @pytest.mark.parametrize("family", ["llama2", "mistral"])
 def test_block_size_changes_nothing(family, block_size):
     ops = NumpyOps("float32")
-    model = load_model(saved_model(family), ops)
+    model = loaded(ops, family)
     tokens = prompt(130)
     whole = logits_of(ops, model, tokens, block_size=7)
     ours = logits_in_chunks(ops, model, tokens, [64, 63, 1, 1, 1], block_size)
@@ -61,7 +60,7 @@ def test_block_size_changes_nothing(family, block_size):
 @pytest.mark.parametrize("family", ["smollm", "mistral", "gpt2"])
 def test_a_batch_of_many_equals_each_alone(family):
     ops = NumpyOps("float32")
-    model = load_model(saved_model(family), ops)
+    model = loaded(ops, family)
     prompts = [prompt(length, seed) for seed, length in enumerate((1, 16, 37, 5))]
     more = [prompt(length, seed + 10) for seed, length in enumerate((3, 1, 1, 8))]
     sequences = PagedSequences(ops, model.config, [len(a) + len(b) for a, b in zip(prompts, more, strict=True)])
