@@ -9,20 +9,19 @@ Needs Chromium.
 
 import functools
 import http.server
-import os
-import shutil
 import threading
 from pathlib import Path
 from urllib.parse import urldefrag, urljoin
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'minllm[check-site]'")
+from tests.javascript.modules import CHROMIUM, headless_browser
+
+pytest.importorskip("playwright.sync_api", reason="pip install 'minllm[check-site]'")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'minllm[check-site]'")
 bs4 = pytest.importorskip("bs4", reason="pip install 'minllm[docs]'")
 
 SITE = Path(__file__).parents[2] / "site"
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LARGEST_PAGE = 1_500_000  # bytes, not compressed: the document, scripts (mathematics too), styles, fonts, pictures
 TALLEST_PAGE = 26_000  # CSS pixels on a phone 390 wide, of pages that are not lessons, sources or the API
 SMALLEST_LETTERS = 9  # CSS pixels, in figures on a phone
@@ -66,11 +65,8 @@ def base():
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as started:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=flags)
+    with headless_browser() as chromium:
         yield chromium
-        chromium.close()
 
 
 class Visit:

@@ -5,6 +5,7 @@ import functools
 import http.server
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -15,7 +16,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 JAVASCRIPTS = ROOT / "docs" / "assets" / "javascripts"
-NODE, CHROMIUM = shutil.which("node"), shutil.which("chromium")
+NODE = shutil.which("node")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HAS_BROWSER = CHROMIUM is not None and importlib.util.find_spec("playwright") is not None
 
 needs_javascript = pytest.mark.skipif(not (NODE or HAS_BROWSER), reason="neither node nor playwright with chromium to run JavaScript in")

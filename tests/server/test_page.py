@@ -1,14 +1,11 @@
 """The page to chat on, in Chromium: keyboard, stop, retry, a refresh in the middle of an answer, phone width, no outside request."""
 
-import os
-import shutil
-
 import pytest
 
 from minllm.server.in_process import serving
+from tests.javascript.modules import HAS_BROWSER, headless_browser
 from tests.server.answering import answering
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LONG_CODE = "Look:\n```python\n" + "x = 1; " * 60 + "\n```\nDone <b>now</b>."
 
 
@@ -20,13 +17,10 @@ def chat_model(bundled_chat_model):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'minllm[check-site]'")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on the path: install it, or name it in CHROMIUM")
-    with playwright.sync_playwright() as running:
-        made = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    if not HAS_BROWSER:
+        pytest.skip("pip install 'minllm[check-site]', and put chromium on the path or name it in CHROMIUM")
+    with headless_browser() as made:
         yield made
-        made.close()
 
 
 @pytest.fixture
