@@ -5,17 +5,19 @@
              - 1/pi * integral of (e^(n t) + (-1)^n e^(-n t)) e^(-x sinh t) over t >= 0
 """  # fmt: skip
 
+import functools
 import math
 
 import numpy as np
 
+quadrature = functools.lru_cache(64)(np.polynomial.legendre.leggauss)  # places and weights, from the eigenvalues of a matrix
 POINTS = 400  # points of Gauss-Legendre quadrature per interval, for small x and n
 LEAST_EXPONENT = -745.0  # e to this power is about the smallest positive float64
 
 
 def integral(function, start, stop, points):
     """The integral of a function by Gauss-Legendre quadrature."""
-    at, weights = np.polynomial.legendre.leggauss(points)
+    at, weights = quadrature(points)
     middle, half = (start + stop) / 2, (stop - start) / 2
     return half * float(weights @ function(middle + half * at))
 
