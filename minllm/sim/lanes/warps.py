@@ -56,7 +56,7 @@ def shuffle(kind, lanes, members, value, operand):
         source = np.where(lane + operand < WARP_SIZE, lane + operand, lane)
     else:
         source = np.where(lane >= operand, lane - operand, lane)
-    if members != FULL_MASK or lanes.threads % WARP_SIZE or lanes.mask is not None or kind == "xor":
+    if members != FULL_MASK or lanes.threads % WARP_SIZE or lanes.mask is not None:
         source = checked_sources(lanes, members, source)
     if type(value) is not VECTOR:
         return value
