@@ -43,7 +43,9 @@ def spread(values, counts, pieces):
     """A number or vector for each entry of a log as one vector: for each piece of its accesses."""
     if not any(isinstance(value, np.ndarray) for value in values):
         return np.repeat(values, np.multiply(counts, pieces))
-    return np.concatenate([np.repeat(np.broadcast_to(value, count), parts) for value, count, parts in zip(values, counts, pieces)])
+    each = zip(values, counts, pieces)
+    vectors = [value.repeat(parts) if isinstance(value, np.ndarray) else np.full(count * parts, value) for value, count, parts in each]
+    return np.concatenate(vectors)
 
 
 def several(keys, values):

@@ -9,12 +9,12 @@ from minllm.sim.cuda_memory import STATIC_BYTES
 from minllm.sim.lanes.accesses import ATOMIC, READ, WRITE
 from minllm.sim.lanes.arrays import LaneArray, LocalArray, Root, row_major
 from minllm.sim.lanes.faults import BlocksMeet, Fault, NotInLanes
-from minllm.sim.lanes.masks import VECTOR, some
+from minllm.sim.lanes.masks import VECTOR, largest, some
 from minllm.sim.lanes.operations import each, stored_as, wrapped
 from minllm.sim.machine import SHARED_MEMORY_BYTES
 from minllm.sim.scalars import dtype_of
 
-highest, limits_of = np.maximum.reduce, functools.cache(np.iinfo)
+limits_of = functools.cache(lambda dtype: (np.iinfo(dtype).min, np.iinfo(dtype).max))
 NOBODY, SEVERAL = -1, -2  # in Root.writer and Root.reader
 
 
@@ -92,7 +92,7 @@ class Memory:
         at = array.offset
         for position, extent, stride in zip(index, array.shape, array.strides):
             if type(position) is VECTOR:
-                if highest(position.view(np.uint64)) >= extent:
+                if largest(position) >= extent:
                     outside = position.view(np.uint64) >= extent
                     if self.mask is None or some(outside & self.mask):
                         raise Fault("an index is out of bounds")
@@ -151,8 +151,8 @@ class Memory:
         """Send the launch to the threads if an integer does not fit into an element: a detector follows it."""
         if dtype == np.uint64 or getattr(value, "dtype", dtype).kind not in "iu":
             return
-        limits = limits_of(dtype)
-        changed = (value < limits.min) | (value > limits.max)
+        lowest, highest = limits_of(dtype)
+        changed = (value < lowest) | (value > highest)
         if changed if type(value) is not VECTOR else some(changed if self.mask is None else changed & self.mask):
             raise Fault("a stored integer wraps")
 

@@ -76,10 +76,8 @@ class VectorHistory(BlockHistory):
         self.granule = granule
 
     def touched(self):
-        last = np.maximum(self.written, self.reads.when.max(1))
-        if self.atomics is not None:
-            last = np.maximum(last, self.atomics.when.max(1))
-        return last.reshape(CHUNKS, -1).max(1) - 1
+        kept = [self.written, self.reads.when, *([] if self.atomics is None else [self.atomics.when])]
+        return np.max([times.reshape(CHUNKS, -1).max(1) for times in kept], axis=0) - 1
 
     def before(self, others, clocks, threads):
         """For each access of `others` at `clocks` in this epoch, whether it is ordered before the thread beside it."""
@@ -170,11 +168,11 @@ class OwnAccesses:
         self.read_time, self.reader = np.zeros((words, warps), np.int32), np.zeros((words, warps), np.int32)
 
     def unordered(self, words, known, kind):
-        """Whether a thread of another block, with this row of clocks, may race with them if it accesses `words`."""
+        """Whether a thread of another block, with this row of clocks, may race with them if it accesses `words`, or one word."""
         late = (self.write_time[words] > 0) & (known[self.writer[words]] <= self.write_time[words])
         if kind != "read":
             late = late | ((self.read_time[words] > 0) & (known[self.reader[words]] <= self.read_time[words])).any(-1)
-        return bool(np.any(late))
+        return bool(some(late))
 
 
 class VectorClusterHistory(ClusterHistory):
@@ -186,7 +184,7 @@ class VectorClusterHistory(ClusterHistory):
         self.foreign = [np.zeros(SHARED_MEMORY_BYTES // WORD, bool) for _ in cluster.blocks]
 
     def conflict(self, block, word, stamp):
-        if stamp.thread.block is not block and self.own[block.rank].unordered(np.array([word]), self.order.known[stamp.number], stamp.kind):
+        if stamp.thread.block is not block and self.own[block.rank].unordered(word, self.order.known[stamp.number], stamp.kind):
             raise Fault("a race on shared memory of a cluster")
         return super().conflict(block, word, stamp)
 

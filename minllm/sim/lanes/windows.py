@@ -3,7 +3,7 @@
 import numpy as np
 
 from minllm.sim.lanes.faults import Fault, NotInLanes
-from minllm.sim.lanes.masks import VECTOR, some
+from minllm.sim.lanes.masks import VECTOR, largest, some
 
 
 def flat_view(array):
@@ -20,19 +20,21 @@ def active(lanes, condition):
     return bool(some(condition if lanes.mask is None else condition & lanes.mask))
 
 
-def start_of(lanes, array, index, count, alignment):
-    """The byte in the memory of an array's root at which an access of `count` bytes at element `index` begins; checked."""
+def start_of(lanes, array, index, width):
+    """The byte in the memory of an array's root at which an aligned access of `width` bytes, a power of two, at element `index` begins."""
     if not array.contiguous or array.local:
         raise NotInLanes("an access of several bytes to an array with gaps, or a local one")
     size = array.itemsize
-    outside = (index < 0) | (index * size + count > array.size * size)
-    if active(lanes, outside):
-        raise Fault("an access of several bytes is out of bounds")
-    if type(outside) is VECTOR and some(outside):
-        index = np.where(outside, 0, index)
+    last = (array.size * size - width) // size
+    if last < 0 or type(index) is not VECTOR or largest(index) > last:
+        outside = (index < 0) | (index > last)
+        if active(lanes, outside):
+            raise Fault("an access of several bytes is out of bounds")
+        if type(outside) is VECTOR:
+            index = np.where(outside, 0, index)
     start = (array.offset + index) * size
     base = 0 if array.space == "shared" else array.root.flat.__array_interface__["data"][0]
-    if active(lanes, (base + start) % alignment != 0):
+    if active(lanes, (base + start) & (width - 1) != 0):
         raise Fault("an access is not aligned")
     return start
 
@@ -53,15 +55,16 @@ def load_units(lanes, array, index, count, dtype):
     dtype = np.dtype(dtype)
     if array.local:
         return load_local_units(lanes, array, index, count, dtype)
-    start = start_of(lanes, array, index, count * dtype.itemsize, count * dtype.itemsize)
+    start = start_of(lanes, array, index, count * dtype.itemsize)
     flat, first = units(array.root, dtype), start // dtype.itemsize
-    if active(lanes, start % dtype.itemsize != 0):
+    places = [first + number for number in range(count)]
+    if active(lanes, start & (dtype.itemsize - 1) != 0):
         raise NotInLanes("memory that begins between two words")
     lanes.trace(array, array.offset + index, "read", count * dtype.itemsize // array.itemsize)
     if array.space != "constant":
-        for number in range(count):
-            lanes.read(array.root, first + number, dtype.itemsize)
-    found = [flat[first + number if type(first) is not VECTOR else np.minimum(first + number, flat.size - 1)] for number in range(count)]
+        for place in places:
+            lanes.read(array.root, place, dtype.itemsize)
+    found = [flat[place if type(place) is not VECTOR else np.minimum(place, flat.size - 1)] for place in places]
     if dtype.kind in "iu":
         found = [one.astype(np.int64) if type(one) is VECTOR else int(one) for one in found]
     return found
@@ -81,8 +84,8 @@ def load_local_units(lanes, array, index, count, dtype):
 def store_units(lanes, array, index, values, dtype):
     """Store elements of type `dtype` from element `index` of the array on, aligned to all of their bytes."""
     dtype, count = np.dtype(dtype), len(values)
-    start = start_of(lanes, array, index, count * dtype.itemsize, count * dtype.itemsize)
-    if active(lanes, start % dtype.itemsize != 0):
+    start = start_of(lanes, array, index, count * dtype.itemsize)
+    if active(lanes, start & (dtype.itemsize - 1) != 0):
         raise NotInLanes("memory that begins between two words")
     lanes.trace(array, array.offset + index, "write", count * dtype.itemsize // array.itemsize)
     chosen, flat, first = lanes.chosen, units(array.root, dtype), start // dtype.itemsize
