@@ -22,7 +22,7 @@ LAG_SECONDS = 0.02  # between two measurements of the event loop
 def make_app(server: Server) -> Starlette:
     """The application of a server whose engine runs."""
     routes = [
-        Route(one.path, Endpoint(server, one.handler, one.body, one.error_form, one.is_open), methods=[one.method]) for one in PATHS
+        Route(one.route, Endpoint(server, one.handler, one.body, one.error_form, one.is_open), methods=[one.method]) for one in PATHS
     ]  # fmt: skip
     routes.append(Route("/openapi.json", Endpoint(server, openapi, is_open=True), methods=["GET"]))
     return Starlette(routes=routes, exception_handlers={HTTPException: unknown_path}, lifespan=measuring_lag(server))

@@ -48,7 +48,8 @@ ErrorForm = Callable[[ApiError], dict[str, Any]]
 class Endpoint:
     """An ASGI application for one path.
 
-    handler: from (server, body, caller) to a Reply, or to an iterator of server-sent events. body: its class, None for a GET.
+    handler: from (server, body, caller) to a Reply, or to an iterator of server-sent events. body: its class, None for a GET, whose
+    handler gets the parameters of the path instead.
     error_form: an error's JSON. is_open: needs no API key.
     """
 
@@ -69,15 +70,15 @@ class Endpoint:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             check_host(headers, self.server.options.hosts)
             who = "" if self.is_open else caller(headers, self.server.options.api_keys)
-            body = None if self.body is None else await self._parsed(await self._data(headers, receive))
-            await unless_client_leaves(receive, self._handled(body, who, sender))
+            given = scope["path_params"] if self.body is None else await self._parsed(await self._data(headers, receive))
+            await unless_client_leaves(receive, self._handled(given, who, sender))
         except Left:
             raise
         except Exception as error:  # noqa: BLE001 - every error has an answer
             await sender.fail(reported(error), self.error_form)
 
-    async def _handled(self, body: Body | None, who: str, sender: "Sender") -> None:
-        answer = await self.handler(self.server, body, who)
+    async def _handled(self, given: Body | dict[str, str], who: str, sender: "Sender") -> None:
+        answer = await self.handler(self.server, given, who)
         if isinstance(answer, Reply):
             await sender.reply(answer)
             return

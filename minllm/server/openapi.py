@@ -16,7 +16,7 @@ ERRORS = {
 }  # fmt: skip
 
 
-async def openapi(server: Server, body: None, who: str) -> Reply:
+async def openapi(server: Server, parameters: dict[str, str], who: str) -> Reply:
     """The schema of this API."""
     return Reply(schema(installed_version("minllm") or "0"))
 
@@ -32,12 +32,15 @@ def schema(version: str) -> dict[str, Any]:
 
 def operation(one: Path, definitions: dict[str, Any]) -> dict[str, Any]:
     """A path's operation. definitions: gets the schema of its body."""
-    errors = ERRORS if one.body is not None else ("503",) if one.is_open else ("401", "503")
+    of_get = [*([] if one.is_open else ["401"]), *(["404"] if one.parameters else []), "503"]
+    errors = of_get if one.body is None else ERRORS
     answers = {"200": one.content, **dict.fromkeys(errors, ("application/json",))}
     found: dict[str, Any] = {
         "summary": (one.handler.__doc__ or "").strip(), "operationId": one.handler.__name__,
         "responses": {status: answer(status, kinds) for status, kinds in answers.items()},
     }  # fmt: skip
+    if one.parameters:
+        found["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in one.parameters]
     if one.body is not None:
         body = one.body.model_json_schema(ref_template=REFERENCE)
         definitions |= body.pop("$defs", {})

@@ -1,5 +1,6 @@
 """Every path of the API: its handler, its body, and the form of its errors."""
 
+import re
 from typing import NamedTuple
 
 from minllm.server.endpoint import ErrorForm, Handler
@@ -9,7 +10,7 @@ from minllm.server.handlers.completions import complete
 from minllm.server.handlers.messages import count_tokens, message
 from minllm.server.handlers.page import page
 from minllm.server.handlers.responses import respond
-from minllm.server.handlers.status import health, metrics, models, version
+from minllm.server.handlers.status import health, metrics, model, models, version
 from minllm.server.handlers.tokens import detokenize, tokenize
 from minllm.server.requests.body import Body
 from minllm.server.requests.chat import ChatBody
@@ -22,7 +23,7 @@ STREAMED = ("application/json", "text/event-stream")
 
 
 class Path(NamedTuple):
-    """A path of the API. is_open: needs no API key. content: the types of its answer."""
+    """A path of the API, parameters in braces. is_open: needs no API key. content: the types of its answer."""
 
     path: str
     handler: Handler
@@ -36,9 +37,20 @@ class Path(NamedTuple):
         """GET without a body, POST with one."""
         return "GET" if self.body is None else "POST"
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the path's parameters."""
+        return re.findall(r"{(\w+)}", self.path)
+
+    @property
+    def route(self) -> str:
+        """The path in Starlette's form, in which a parameter may hold slashes, as names of models do."""
+        return self.path.replace("}", ":path}")
+
 
 PATHS = (
     Path("/v1/models", models),
+    Path("/v1/models/{model}", model),
     Path("/v1/completions", complete, CompletionBody, content=STREAMED),
     Path("/v1/chat/completions", chat, ChatBody, content=STREAMED),
     Path("/v1/responses", respond, ResponsesBody, content=STREAMED),

@@ -22,7 +22,13 @@ def test_a_key_is_needed_for_all_but_the_status(llm):
             assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
         for headers in ({"authorization": "Bearer other"}, {"x-api-key": "secret"}):
             assert http.post("/v1/completions", json=BODY, headers=headers).status_code == 200
-        assert [http.get(path).status_code for path in ("/health", "/version", "/metrics", "/v1/models")] == [200, 200, 200, 401]
+        assert [http.get(path).status_code for path in ("/health", "/version", "/metrics", "/v1/models", "/v1/models/x")] == [
+            200,
+            200,
+            200,
+            401,
+            401,
+        ]
         error = http.post("/v1/messages", json={}).json()
         assert error["type"] == "error" and error["error"]["type"] == "authentication_error"
 

@@ -29,6 +29,20 @@ def test_openai_completions(openai):
     assert [model.id for model in openai.models.list()] == ["bundled"]
 
 
+@pytest.mark.parametrize("name", ["bundled", "owner/name 1.gguf"])
+def test_openai_retrieves_the_model(openai, served, monkeypatch, name):
+    import openai as module
+
+    monkeypatch.setattr(served.server, "model_name", name)
+    [listed] = openai.models.list()
+    assert openai.models.retrieve(name) == listed and listed.id == name
+    for unknown in ("other", "owner/name", f"{name}/"):
+        with pytest.raises(module.NotFoundError) as caught:
+            openai.models.retrieve(unknown)
+        assert (caught.value.code, caught.value.param, caught.value.type) == ("model_not_found", "model", "invalid_request_error")
+        assert repr(unknown) in str(caught.value) and repr(name) in str(caught.value)
+
+
 def test_openai_chat(openai):
     options = dict(model="bundled", messages=PROMPT, temperature=0, max_tokens=6)
     whole = openai.chat.completions.create(**options)

@@ -14,7 +14,7 @@ POLICY = (
 HEADERS = (("content-security-policy", POLICY), ("x-content-type-options", "nosniff"))
 
 
-async def page(server: Server, body: None, who: str) -> Reply:
+async def page(server: Server, parameters: dict[str, str], who: str) -> Reply:
     """The page; it asks for the model and for an API key by itself."""
     return Reply(_html(), content_type=b"text/html; charset=utf-8", headers=HEADERS)
 
