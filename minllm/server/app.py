@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable
 
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -17,6 +18,15 @@ from minllm.server.paths import PATHS
 from minllm.server.server import Server
 
 LAG_SECONDS = 0.02  # between two measurements of the event loop
+
+
+class NameConvertor(PathConvertor):
+    """A parameter that is not empty: /v1/models/ leads to /v1/models."""
+
+    regex = ".+"
+
+
+register_url_convertor("name", NameConvertor())
 
 
 def make_app(server: Server) -> Starlette:

@@ -45,7 +45,7 @@ class Path(NamedTuple):
     @property
     def route(self) -> str:
         """The path in Starlette's form, in which a parameter may hold slashes, as names of models do."""
-        return self.path.replace("}", ":path}")
+        return self.path.replace("}", ":name}")
 
 
 PATHS = (

@@ -41,6 +41,7 @@ def test_openai_retrieves_the_model(openai, served, monkeypatch, name):
             openai.models.retrieve(unknown)
         assert (caught.value.code, caught.value.param, caught.value.type) == ("model_not_found", "model", "invalid_request_error")
         assert repr(unknown) in str(caught.value) and repr(name) in str(caught.value)
+    assert openai.get("/models/", cast_to=dict) == openai.get("/models", cast_to=dict)
 
 
 def test_openai_chat(openai):
