@@ -110,3 +110,23 @@ def test_neighbours_are_one_ulp_apart(dtype):
     assert (ulps(np.nextafter(numbers, dtype(np.inf)), numbers) == 1).all()
     smallest = np.nextafter(dtype(0), dtype(1))
     assert (ulps(np.array([smallest, 3 * smallest]), np.array([-smallest, -smallest])) == [2, 4]).all()
+
+
+@cuda.jit(device=True)
+def scaled(x, by=2, plus=1):
+    return x * by + plus
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_keyword_arguments_of_a_device_function(engine):
+    @cuda.jit
+    def kernel(x):
+        i = cuda.grid(1)
+        if i < x.size:
+            x[i] = scaled(x[i], plus=5) + scaled(plus=x[i], x=i, by=3) + scaled(x[i], 4)
+
+    x = np.arange(7, 40, dtype=np.int64)
+    i = np.arange(33)
+    expected = (x * 2 + 5) + (i * 3 + x) + (x * 4 + 1)
+    simulate(kernel, 2, 32, x, engine=engine)
+    np.testing.assert_array_equal(x, expected)

@@ -486,9 +486,10 @@ class Writer:
             self.refuse(node, f"the call {ast.unparse(node.func)}")
         inner = self.found.called.get(node)
         arguments = [("*" if isinstance(one, ast.Starred) else "") + self.item(one) for one in node.args]
-        named = "".join(f"{one.arg}={self.expression(one.value)}, " for one in node.keywords)
-        emulation = getattr(called, "emulation", None)
-        if emulation is None and (hasattr(called, "py_func") or inner is not None):
+        is_device = getattr(called, "emulation", None) is None and (hasattr(called, "py_func") or inner is not None)
+        prefix = "v_" if is_device else ""  # of variables in generated functions
+        named = "".join(f"{prefix}{one.arg}={self.expression(one.value)}, " for one in node.keywords)
+        if is_device:
             return self.device_call(node, called, inner, arguments, named)
         if node in self.contraction.pairs:
             return arguments[0]

@@ -183,9 +183,13 @@ class Walk(Calls):
         function = getattr(called, "py_func", called)
         if named:
             try:
-                arguments = list(inspect.signature(function).bind(*arguments, **named).arguments.values())
+                bound = inspect.signature(function).bind(*arguments, **named)
             except TypeError:
                 return UNKNOWN
+            for name, parameter in bound.signature.parameters.items():
+                if parameter.default is not parameter.empty:
+                    bound.arguments.setdefault(name, of_constant(parameter.default))
+            arguments = list(bound.args)
         arguments = self.declared(node, called, arguments)
         found = inference(function, tuple(map(coarse, arguments)))
         self.found.devices.pop(node, None)
