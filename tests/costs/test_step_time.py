@@ -166,7 +166,7 @@ def test_int4_falls_behind_where_the_recorded_products_say():
     assert most_sequences_ahead(config, 1024, RATES, "int8", "int4_g128") == 0
 
 
-@pytest.mark.parametrize("first, second", [("nf4", "int8"), ("int4_g128", "bfloat16")])
+@pytest.mark.parametrize("first, second", [("int4", "int8"), ("nf4", "int8"), ("int4_g128", "bfloat16")])
 def test_formats_are_alike_around_the_batch_at_which_they_change_places(first, second):
     config = named_config("llama-3.1-8b")
     turn = most_sequences_ahead(config, 1024, RATES, first, second)
@@ -177,7 +177,6 @@ def test_formats_are_alike_around_the_batch_at_which_they_change_places(first, s
     assert all(abs(ratio - 1) <= ALIKE for ratio in ratios.values())
     for far in (1, most_sequences_ahead(config, 1024, RATES, "int4_g128", "int8")):  # where a slower kernel takes over
         assert sequences_alike(config, 1024, RATES, "int4_g128", "int8", far) is None
-    assert sequences_alike(config, 1024, RATES, "int4", "int8", 1) is None  # with two sequences int4 is 5 % behind at once
 
 
 @pytest.mark.parametrize("name", COMPARED)

@@ -106,7 +106,7 @@ def test_experts_that_a_token_multiplies_by_and_a_step_reads():
     plan = make_plan(named_config("qwen3-30b-a3b"), GPUS["NVIDIA H200"], Wishes(batch=16, context=1024))
     assert (plan.parameters, plan.active_parameters) == (30_532_122_624, 3_353_032_704)
     assert plan.touched_experts == pytest.approx(128 * (1 - (15 / 16) ** 16))
-    assert plan.decode.floor_ms == pytest.approx(9.69, abs=0.01)
+    assert plan.decode.floor_ms == pytest.approx(9.75, abs=0.01)
     lines = [value for _, value in card.plan_rows(plan)]
     assert any("3.35 billion of them for one token; a decode step reads about 82.4 experts" in line for line in lines)
     dense = make_plan(LLAMA_8B, H100, Wishes())
@@ -383,8 +383,8 @@ def test_steps_by_format_are_those_of_the_docs():
     ahead = compared.most_ahead["int4_g128"]
     rates = StepRates.of(gpu.ceiling_tb_s, gpu.measured_bf16_tflops)
     of_int8 = {batch: step_ratio(config, batch, 1024, rates, "int4", "int8") for batch in range(2, 257)}
-    assert all(1.04 < of_int8[batch] < 1.06 for batch in range(2, 9)) and all(of_int8[batch] > 1.06 for batch in range(9, 257))
-    assert "for 2 to 8 sequences `int4`\nis some 5 % slower than int8, and beyond at least 6 %" in page
+    assert all(1.03 < of_int8[batch] < 1.04 for batch in range(2, 9)) and all(of_int8[batch] > 1.05 for batch in range(9, 257))
+    assert "for 2 to 8 sequences `int4`\nis within 4 % of int8, and beyond at least 5 % slower" in page
     of_h100 = StepRates.of(3.021, 782.0)  # measured
     on_h100 = most_sequences_ahead(config, 1024, of_h100, "int4_g128", "int8")
     assert f"On an H100, whose HBM is slower, it is faster than int8\nup to {on_h100}." in page
@@ -395,8 +395,8 @@ def test_formats_are_printed_and_refused_before_anything_else(capsys):
     command = ["plan", "llama-3.1-8b", "--formats", "--gpu"]
     done = runner.invoke(cli.app, [*command, "h200", "--context", "1024"])
     assert done.exit_code == 0 and "int4_g128 is faster than int8 up to a batch of" in done.stdout
-    assert "int4 is faster than int8 up to a batch of 1\n" in done.stdout
-    assert "nf4 is faster than int8 up to a batch of 1; within 5 % of it from 2 to 8" in done.stdout
+    assert "int4 is faster than int8 up to a batch of 1; within 5 % of it from 2 to 8" in done.stdout
+    assert "nf4 is faster than int8 up to a batch of 8; within 5 % of it from 2 to 8" in done.stdout
     refused = runner.invoke(cli.app, [*command, "t4"])
     assert refused.exit_code != 0 and "memory " not in refused.output
     assert "supports only Hopper's kernels for quantised weights" in refused.output
@@ -428,12 +428,12 @@ def test_a_step_is_predicted_where_its_kernels_were_measured():
     config, (_, h200) = named_config("qwen3-30b-a3b"), gpu_named("h200")
     wishes = Wishes(batch=16, context=1024)
     predicted = predicted_step_ms(config, h200, wishes)
-    assert predicted == pytest.approx(10.90, abs=0.01) and predicted > make_plan(config, h200, wishes).decode.floor_ms
+    assert predicted == pytest.approx(10.96, abs=0.01) and predicted > make_plan(config, h200, wishes).decode.floor_ms
     for other in (dict(tensor_parallel=2), dict(pipeline_parallel=2), dict(dtype="int8"), dict(kv_dtype="int8"), dict(dtype="float32")):
         assert predicted_step_ms(config, h200, replace(wishes, **other)) is None
         assert predicted_prefill_ms(config, h200, replace(wishes, **other)) is None
     assert predicted_step_ms(config, gpu_named("t4")[1], wishes) is None
     result = invoke("qwen3-30b-a3b", "--gpu", "h200", "--batch", 16, "--context", 1024, "--json", "-")
-    assert "about 10.9 ms with minllm's kernels in a CUDA graph, predicted" in result.stderr
+    assert "about 11 ms with minllm's kernels in a CUDA graph, predicted" in result.stderr
     assert json.loads(result.stdout)["predicted_ms"] == predicted
     assert "in a CUDA graph" not in invoke("llama-3.1-8b", "--gpu", "t4").stdout
