@@ -130,3 +130,22 @@ def test_keyword_arguments_of_a_device_function(engine):
     expected = (x * 2 + 5) + (i * 3 + x) + (x * 4 + 1)
     simulate(kernel, 2, 32, x, engine=engine)
     np.testing.assert_array_equal(x, expected)
+
+
+@cuda.jit("int32(int32, int32)", device=True)
+def whole_parts(x, by):
+    return x // by
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_keyword_arguments_have_the_types_of_the_signature(engine):
+    @cuda.jit
+    def kernel(x, out):
+        i = cuda.grid(1)
+        if i < x.size:
+            out[0, i], out[1, i] = whole_parts(by=x[i] - x[i] + 2.9, x=x[i]), whole_parts(x[i], by=2.9)
+
+    x = np.arange(7.75, 12)
+    out = np.zeros((2, x.size))
+    simulate(kernel, 1, 32, x, out, engine=engine)
+    np.testing.assert_array_equal(out, [np.trunc(x) // 2] * 2)

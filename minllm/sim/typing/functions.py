@@ -121,6 +121,15 @@ def coarse(value):
     return value._replace(constant=None) if is_scalar(value.type) else value
 
 
+def in_order(call, function):
+    """The expressions of a call's arguments in the order of parameters, None for defaults; empty if one is an unpacked tuple."""
+    if any(isinstance(argument, ast.Starred) for argument in call.args):
+        return []
+    named = {one.arg: one.value for one in call.keywords}
+    left = list(inspect.signature(function).parameters)[len(call.args) :] if named else []
+    return [*call.args, *map(named.get, left)]
+
+
 class Walk(Calls):
     """One walk over a function's statements; `variables` is None after a return, break or continue."""
 
@@ -190,7 +199,7 @@ class Walk(Calls):
                 if parameter.default is not parameter.empty:
                     bound.arguments.setdefault(name, of_constant(parameter.default))
             arguments = list(bound.args)
-        arguments = self.declared(node, called, arguments)
+        arguments = self.declared(node, called, function, arguments)
         found = inference(function, tuple(map(coarse, arguments)))
         self.found.devices.pop(node, None)
         self.found.called[node] = found
@@ -202,14 +211,14 @@ class Walk(Calls):
                 self.found.devices[node] = found
         return found.result
 
-    def declared(self, node, called, arguments):
+    def declared(self, node, called, function, arguments):
         """The Values of a device function's arguments, converted to the types of its eager signature if it has one."""
         signatures, given = getattr(called, "simulated_signatures", ()), list(map(numba_type, arguments))
         wanted = best_signature(signatures, given) if signatures and None not in given else None
-        if wanted is None or node.keywords:
+        if wanted is None:
             return arguments
-        for (expression, value), kind in zip(self.positional(node, arguments), wanted):
-            if must_cast(value, kind):
+        for expression, value, kind in zip(in_order(node, function), arguments, wanted):
+            if expression is not None and must_cast(value, kind):
                 self.cast(expression, value, kind)
         return [of_type(kind) if is_scalar(kind) else value for kind, value in zip(wanted, arguments)]
 
