@@ -163,9 +163,10 @@ def test_accesses_say_how_many_sectors_move():
 
 
 def test_no_measured_dot_is_above_the_roof():
-    roofline([Dot("ring", 1.0, 5.0, measured=False), Dot("on it", 1.0, 4.27)], 4.27, 766.0, "Roof")
-    with pytest.raises(LessonError, match="gemv is above the roof: 4.4 TFLOP/s at 1 FLOP per byte"):
-        roofline([Dot("gemv", 1.0, 4.4)], 4.27, 766.0, "Roof")
+    roofline([Dot("ring", 1.0, 5.0, measured=False), Dot("it only reads", 1.0, 4.44)], 4.27, 766.0, "Roof")
+    for dot in (Dot("gemv", 1.0, 4.5), Dot("gemm", 1000.0, 770.0)):
+        with pytest.raises(LessonError, match=f"{dot.name} is above the roof: {dot.tflops:.4g} TFLOP/s at"):
+            roofline([dot], 4.27, 766.0, "Roof")
 
 
 @pytest.mark.parametrize("name", FIGURES)
