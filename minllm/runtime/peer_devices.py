@@ -1,10 +1,12 @@
-"""Several GPUs in one process that read and write each other's memory: for tests and measurements.
+"""Several ranks in one process that read and write each other's memory: for tests and measurements.
 
-An engine has one process per GPU. Here one process drives all GPUs, so that a measurement contains only the kernels. Each GPU has a pool
-of memory that all others may access (cuda.core, `DeviceMemoryResource.peer_accessible_by`), and a stream of its own.
+An engine has one process per GPU. Here one process drives all GPUs, so that a measurement contains only the kernels. Each rank has a pool
+of memory that all others may access (cuda.core, `DeviceMemoryResource.peer_accessible_by`), and a stream of its own. On a machine with one
+GPU the ranks of a test can share it: kernels of several streams run at once, and wait for each other through its L2 cache, not over NVLink.
 Source: CUDA C++ Programming Guide, "Peer-to-Peer Memory Access".
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,19 +66,27 @@ class DeviceCopies:
 
 
 class PeerDevices:
-    """GPUs 0 to count - 1 as ranks. Raises DeviceError if there are fewer or they cannot access each other's memory."""
+    """GPUs 0 to count - 1 as ranks, or GPU 0 as all ranks. Raises DeviceError if there are fewer or they cannot access each other's memory.
 
-    def __init__(self, count: int):
-        if reason := why_no_peers(count):
+    Kernels that wait for each other must run at once. Ranks that share a GPU therefore have grids of at most `most_blocks`, together one
+    per SM, and none of their kernels is launched before the rank's last one has ended (dependent launch).
+    """
+
+    def __init__(self, count: int, one_gpu: bool = False):
+        gpus = 1 if one_gpu else count
+        if reason := why_no_peers(gpus):
             raise DeviceError(reason)
         from cuda.core import DeviceMemoryResource, DeviceMemoryResourceOptions, StreamOptions
 
-        self.devices = [core_device(index) for index in range(count)]
+        if one_gpu:  # the hardware's queues: streams that share one would wait for each other. The context reads it when it is made
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        self.devices = [core_device(rank % gpus) for rank in range(count)]
+        self.most_blocks = self.devices[0].properties.multiprocessor_count // count if one_gpu else None
         self.pools, self.streams, self.copies = [], [], []
-        for index, device in enumerate(self.devices):
-            make_context(device, index)
+        for device in self.devices:
+            make_context(device, device.device_id)
             self.pools.append(DeviceMemoryResource(device, DeviceMemoryResourceOptions()))
-            self.pools[-1].peer_accessible_by = [other.device_id for other in self.devices if other is not device]
+            self.pools[-1].peer_accessible_by = [other.device_id for other in self.devices if other.device_id != device.device_id]
             self.streams.append(device.create_stream(options=StreamOptions(nonblocking=True)))
             self.copies.append(DeviceCopies(device))
 
@@ -106,6 +116,8 @@ class PeerDevices:
             types = tuple(parameter(argument)[0] for argument in one.arguments)
             if types not in one.kernel.loaded:
                 one.kernel.loaded[types] = one.kernel.load(one.arguments)
+            if self.most_blocks is not None:
+                one.kernel.loaded[types].dependent_launch = False
             device.set_current()
             check_driver(driver.cuKernelGetFunction(one.kernel.loaded[types].kernel), f"load {one.kernel.__name__}")
 
@@ -113,7 +125,7 @@ class PeerDevices:
         """Execute each rank's launch on the rank's stream; returns at once."""
         for device, stream, one in zip(self.devices, self.streams, launches, strict=True):
             device.set_current()
-            one.launch(stream)
+            one.within(self.most_blocks).launch(stream)
 
     def synchronize(self) -> None:
         """Wait for all GPUs."""

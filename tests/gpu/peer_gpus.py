@@ -1,16 +1,18 @@
-"""The ranks of a test as GPUs of this process: what SimulatedRanks is in the simulator."""
+"""The ranks of a test as GPUs of this process, or as streams of its one GPU: what SimulatedRanks is in the simulator."""
 
 from minllm.kernels.all_reduce.peers import Peers, allocate
+from minllm.runtime.device import device_names
 from minllm.runtime.peer_devices import PeerDevices
 
 POLLS = 1 << 21  # about a second: a test that hangs ends soon
+ONE_GPU = len(device_names()) == 1
 
 
 class PeerGpus:
-    """`count` GPUs with the memory of an all-reduce for messages of up to `most_bytes`."""
+    """`count` ranks with the memory of an all-reduce for messages of up to `most_bytes`."""
 
     def __init__(self, count, most_bytes, polls=POLLS):
-        self.count, self.devices = count, PeerDevices(count)
+        self.count, self.devices = count, PeerDevices(count, ONE_GPU)
         memories = tuple(
             allocate(count, most_bytes, lambda size, dtype, rank=rank: self.devices.zeros(rank, size, dtype)) for rank in range(count)
         )

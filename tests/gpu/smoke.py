@@ -92,16 +92,14 @@ def model() -> str:
 
 
 def peers() -> str:
-    """The sum of two GPUs' arrays, which each reads from the other's memory."""
-    if len(device_names()) < 2:
-        return "one GPU, so there are none to try"
-    if reason := why_no_peers(2):
+    """The sum of two GPUs' arrays, which each reads from the other's memory; on one GPU, of two streams'."""
+    if reason := why_no_peers(min(2, len(device_names()))):
         return f"not tried: {reason}. NCCL then copies through the host's memory"
-    from tests.gpu.peer_gpus import PeerGpus
+    from tests.gpu.peer_gpus import ONE_GPU, PeerGpus
     from tests.kernels.all_reduce.cases import NAMES, check_all_reduce
 
     check_all_reduce(NAMES[0], 4104, np.dtype(np.float32), PeerGpus(2, 1 << 16))
-    return "two GPUs read each other's memory"
+    return "two ranks of one GPU wait for each other" if ONE_GPU else "two GPUs read each other's memory"
 
 
 PIECES: dict[Callable[[], str], str] = {  # what to do if one fails

@@ -70,6 +70,10 @@ class RankLaunch(NamedTuple):
     block: int
     arguments: tuple
 
+    def within(self, most_blocks: int | None) -> "RankLaunch":
+        """The same work by at most so many blocks, which loop; None: this launch. All ranks must have the same grid."""
+        return self if most_blocks is None else self._replace(grid=min(self.grid, most_blocks))
+
     def launch(self, stream: Any = None) -> None:
         """Launch on the current GPU."""
         self.kernel[self.grid, self.block, stream](*self.arguments)

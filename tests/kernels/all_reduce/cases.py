@@ -24,7 +24,7 @@ LARGE = {FLOAT32: (3e7, 1.0, -3e7), BFLOAT16: (3e7, 1.0, -3e7), FLOAT16: (60_000
 
 @dataclass
 class SimulatedRanks:
-    """The GPUs of a test, as NumPy arrays. A GPU's test has a class like this one (tests/gpu/two_gpus.py)."""
+    """The GPUs of a test, as NumPy arrays. A GPU's test has a class like this one (tests/gpu/peer_gpus.py)."""
 
     count: int
     most_bytes: int
@@ -55,20 +55,24 @@ def messages(count, shape, dtype, seed=0, magnitude=1.0):
     return found
 
 
-def check_all_reduce(name, size, dtype, ranks, seed=0, magnitude=1.0):
-    """All ranks have the same bits; those of the reference, but for the ring; and the sum in float64, where nothing cancels."""
-    hosts = messages(ranks.count, size, dtype, seed, magnitude)
-    xs = [ranks.array(rank, host) for rank, host in enumerate(hosts)]
-    outs = [ranks.array(rank, np.full(size, np.nan, dtype)) for rank in range(ranks.count)]
-    ranks.run([VARIANTS[name](x, out, peers) for x, out, peers in zip(xs, outs, ranks.peers, strict=True)])
-    found = [ranks.host(out) for out in outs]
+def check_sum(name, hosts, found):
+    """All ranks found the same bits: those of the reference, but for the ring; and the sum in float64, where nothing cancels."""
     for other in found:
         np.testing.assert_array_equal(bits(other), bits(found[0]))
     if name != "ring":
         np.testing.assert_array_equal(bits(found[0]), bits(all_reduce_reference(hosts)))
-    plain = np.ones(size, bool)
-    plain[::7] = ranks.count == 2
-    assert_close(found[0][plain], np.sum([host.astype(np.float64) for host in hosts], axis=0)[plain], dtype)
+    plain = np.ones(hosts[0].size, bool)
+    plain[::7] = len(hosts) == 2
+    assert_close(found[0][plain], np.sum([host.astype(np.float64) for host in hosts], axis=0)[plain], hosts[0].dtype)
+
+
+def check_all_reduce(name, size, dtype, ranks, seed=0, magnitude=1.0):
+    """The sum on all ranks (see check_sum), messages as they were, and no fault."""
+    hosts = messages(ranks.count, size, dtype, seed, magnitude)
+    xs = [ranks.array(rank, host) for rank, host in enumerate(hosts)]
+    outs = [ranks.array(rank, np.full(size, np.nan, dtype)) for rank in range(ranks.count)]
+    ranks.run([VARIANTS[name](x, out, peers) for x, out, peers in zip(xs, outs, ranks.peers, strict=True)])
+    check_sum(name, hosts, [ranks.host(out) for out in outs])
     for rank, x in enumerate(xs):
         np.testing.assert_array_equal(bits(ranks.host(x)), bits(hosts[rank]))
         assert int(ranks.host(ranks.peers[rank].own.fault)[0]) == 0
