@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+from minllm.parallel.let_go import EXIT_CODE
 
 KINDS = ("kill", "stop", "stray")
 MARK = "MINLLM_FAILURE"  # an environment variable of all processes of a program, by which those that are left are found
@@ -58,13 +61,13 @@ class Failure(NamedTuple):
 class Outcome(NamedTuple):
     """What became of a failure. seconds: from it to the end of the last process, None if it never came. faults: what is wrong.
 
-    by_limit: whether rank 0 could not stop waiting and ended itself (parallel/let_go.py).
+    place: where rank 0 stood if it could not stop waiting and ended itself (parallel/let_go.py).
     """
 
     failure: Failure
     seconds: float | None
     faults: list[str]
-    by_limit: bool = False
+    place: str | None = None
 
 
 def chosen(number: int, ranks: int, seed: int) -> Failure:
@@ -98,12 +101,21 @@ def let_fail(failure: Failure, ranks: int, device: str, step_seconds: float, sta
         faults.append("the failure never came")
     elif seconds > step_seconds + GRACE_S:
         faults.append(f"the end took {seconds:.1f} s")
-    wanted = -signal.SIGKILL if failure.kind == "kill" and failure.rank == 0 else ENDED_WITH_ERROR
+    place = re.search(r"has not stopped waiting .* It stands in (.*)\.$", text, re.MULTILINE)
+    by_itself = -signal.SIGKILL if failure.kind == "kill" and failure.rank == 0 else ENDED_WITH_ERROR
+    wanted = EXIT_CODE if place else by_itself
     if program.returncode != wanted:
         faults.append(f"exit code {program.returncode} instead of {wanted}")
-    if wanted == ENDED_WITH_ERROR and not any(cause in text for cause in CAUSES[failure.kind]):
+    if place and not is_uninterruptible(place[1]):
+        faults.append("it did not stop waiting for what can be interrupted")
+    if wanted != -signal.SIGKILL and not any(cause in text for cause in CAUSES[failure.kind]):
         faults.append("the error does not name the cause")
-    return Outcome(failure, seconds, [*faults, text[-2000:]] if faults else [], "has not stopped waiting" in text)
+    return Outcome(failure, seconds, [*faults, text[-2000:]] if faults else [], place[1] if place else None)
+
+
+def is_uninterruptible(place: str) -> bool:
+    """Whether a rank that stands there may end by its limit: NCCL, which connects to a rank that has ended before it has come."""
+    return "parallel/nccl.py" in place
 
 
 def end_what_is_left(mark: str) -> list[str]:
@@ -231,11 +243,13 @@ def main() -> int:
     for outcome in outcomes:
         if outcome.faults:
             print(outcome.failure, *outcome.faults, sep="\n  ")
+        elif outcome.place:
+            print(outcome.failure, f"rank 0 ended itself in {outcome.place}", sep="\n  ")
     kept = [after - one for one, after in zip(before, used_bytes())]
     slowest = {kind: max((one.seconds or 0 for one in outcomes if one.failure.kind == kind), default=0.0) for kind in KINDS}
     count = {kind: sum(one.failure.kind == kind for one in outcomes) for kind in KINDS}
     for kind in KINDS:
-        by_limit = sum(one.by_limit for one in outcomes if one.failure.kind == kind)
+        by_limit = sum(one.place is not None for one in outcomes if one.failure.kind == kind)
         print(f"{kind:6} {count[kind]:4} failures; the last process ended after {slowest[kind]:.1f} s at most; {by_limit} by its limit")
     print(f"memory of GPUs in use since the start, MiB: {[one >> 20 for one in kept]}")
     return int(any(outcome.faults for outcome in outcomes) or any(one > 64 << 20 for one in kept))

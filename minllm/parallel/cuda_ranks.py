@@ -39,7 +39,7 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
     def __init__(self, dtype: DTypeLike, grid: Grid, vocab_size: int, hidden_size: int, **options: Any):
         super().__init__(dtype, **options)
         self.grid, self.vocab_size, self.hidden_size = grid, vocab_size, hidden_size
-        self.links: list[Any] = []  # this rank's NCCL communicators, for disconnect()
+        self.links: list[Any] = []  # NCCL communicators and the memory of peers, for disconnect()
 
     def embed(self, batch: Batch, embedding: Array, position_embedding: Array | None = None, scale: float = 1.0) -> Any:
         """Rows of the embedding, plus those of the positions, from the rank that holds the token: [T, hidden]."""
@@ -120,7 +120,11 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
                 self.core_stream.sync()
 
     def disconnect(self) -> None:
-        """Close this rank's communicators, when nothing uses them, without waiting for peers, which may have ended."""
+        """Close this rank's communicators and the memory of peers, when nothing uses them, without waiting for peers, which may have ended.
+
+        Python's garbage collector must not: freeing memory waits for this GPU's kernels, and these may by then be those of the next engine,
+        which wait for a peer that waits for this rank's host.
+        """
         for one in self.links:
             one.close()
 

@@ -2,7 +2,7 @@
 
 Kernels between GPUs are told to give up, and other ranks are killed; but a driver call, or NCCL while it connects, cannot be interrupted. A
 process that stood in it for ever would never show why the ranks have ended, and would keep its GPU; so after the limit it prints the reason
-and ends itself.
+and where it stands, and ends itself.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ EXIT_CODE = 1
 
 
 def let_go(functions: Iterable[Callable[[], Any]], reason: str, limit_s: float = LIMIT_S) -> None:
-    """Call the functions in their order; if they take longer than limit_s, print the reason and end this process with EXIT_CODE.
+    """Call the functions in their order; if they take longer than limit_s, print the reason, and end this process with EXIT_CODE.
 
     An error of one of them is printed, and the next is called.
     """
@@ -26,11 +26,21 @@ def let_go(functions: Iterable[Callable[[], Any]], reason: str, limit_s: float =
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
+        main = threading.main_thread()
+        waiting = thread if threading.current_thread() is main else main
         print(
-            f"{reason}\nThis rank has not stopped waiting for the others within {limit_s:g} s, so its process ends and gives back its GPU.",
+            f"{reason}\nThis rank has not stopped waiting for the others within {limit_s:g} s, so its process ends and gives back its GPU. "
+            f"It stands in {place_of(waiting)}.",
             file=sys.stderr, flush=True,
         )  # fmt: skip
         os._exit(EXIT_CODE)
+
+
+def place_of(thread: threading.Thread) -> str:
+    """The function in which a thread stands, and its line."""
+    assert thread.ident is not None
+    frame = traceback.extract_stack(sys._current_frames()[thread.ident])[-1]
+    return f"{frame.name}, {frame.filename}:{frame.lineno}"
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ ALIGNMENT = 256  # bytes
 class SharedMachine(NamedTuple):
     """The functions by which a process shares memory of its machine: see runtime/exported_memory.py."""
 
-    export: Callable[[int], Any]  # number of bytes -> memory with a `handle`
-    open: Callable[[bytes], Any]  # handle -> memory
+    export: Callable[[int], Any]  # number of bytes -> memory with a `handle` and a function `close`
+    open: Callable[[bytes], Any]  # handle -> memory with a function `close`
     array: Callable[[Any, int, int, Any], Any]  # (memory, first byte, size, dtype) -> array
 
 
@@ -36,8 +36,20 @@ def gpu_machine() -> SharedMachine:
     )
 
 
-def connect_peers(host: Communicator, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> Peers | str:
-    """This rank's Peers, for messages of up to most_bytes, or the reason why there are none. All ranks get the same kind of result.
+class PeerMemory(NamedTuple):
+    """The memory of all ranks, mapped by this one."""
+
+    peers: Peers
+    mapped: list[Any]  # each rank's memory
+
+    def close(self) -> None:
+        """Return this rank's memory and its maps of the others': no kernel may use them any more."""
+        for memory in self.mapped:
+            memory.close()
+
+
+def connect_peers(host: Communicator, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> PeerMemory | str:
+    """The PeerMemory for messages of up to most_bytes, or the reason why there is none. All ranks get the same kind of result.
 
     host: a communicator of the same ranks, for NumPy arrays. inbox_bytes: the largest message of low_latency.
     """
@@ -57,7 +69,7 @@ def connect_peers(host: Communicator, most_bytes: int, inbox_bytes: int, machine
     if any(reasons):
         return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text)
     found = tuple(arrays_of(memory, host.world_size, most_bytes, inbox_bytes, machine)[0] for memory in memories)
-    return Peers(host.rank, found)
+    return PeerMemory(Peers(host.rank, found), memories)
 
 
 def arrays_of(memory: Array, ranks: int, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> tuple[RankMemory, int]:

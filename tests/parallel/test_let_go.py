@@ -1,5 +1,6 @@
 """Links that do not close: the reason is shown, and the process ends within its limit."""
 
+import re
 import subprocess
 import sys
 
@@ -28,6 +29,7 @@ def test_a_wait_that_does_not_end_shows_the_reason_and_ends_the_process(program)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert ended.returncode == EXIT_CODE and not ended.stdout
     assert ended.stderr.startswith("Rank 1 has failed: the cause\nThis rank has not stopped waiting for the others within 0.1 s")
+    assert re.search(r"It stands in wait, .*threading.py:\d+\.$", ended.stderr.strip())
 
 
 def test_a_context_that_is_left_is_waited_for_no_more():

@@ -25,11 +25,11 @@ class Host:
     """Memory that threads share as GPUs do, by handles."""
 
     def __init__(self, fails=()):
-        self.exported, self.fails = {}, fails
+        self.exported, self.fails, self.closed = {}, fails, []
 
     def machine(self, rank):
         def export(nbytes):
-            memory = SimpleNamespace(bytes=np.zeros(nbytes, np.uint8), handle=b"handle %d" % rank)
+            memory = SimpleNamespace(bytes=np.zeros(nbytes, np.uint8), handle=b"handle %d" % rank, close=lambda: self.closed.append(rank))
             self.exported[memory.handle] = memory
             return memory
 
@@ -66,7 +66,7 @@ def on_ranks(name, work):
     host, together = Host(), Together()
 
     def run(rank):
-        peers = connect_peers(rank.host, MOST, INBOX, host.machine(rank.rank))
+        peers = connect_peers(rank.host, MOST, INBOX, host.machine(rank.rank)).peers
         return work(PeerCommunicator(rank.host, peers, name, together.of(rank.rank)), rank.rank)
 
     return in_threads(RANKS, run)
@@ -101,6 +101,13 @@ def test_a_rank_that_cannot_map_its_peers_leaves_all_without():
     host = Host(fails=(1,))
     found = in_threads(RANKS, lambda rank: connect_peers(rank.host, MOST, INBOX, host.machine(rank.rank)))
     assert found == ["rank 1: cannot map the memory of another rank's GPU"] * RANKS
+
+
+def test_closed_memory_is_that_of_all_ranks():
+    host = Host()
+    first, *_ = in_threads(RANKS, lambda rank: connect_peers(rank.host, MOST, INBOX, host.machine(rank.rank)))
+    first.close()
+    assert host.closed == list(range(RANKS))
 
 
 def test_a_fault_is_told_with_both_ranks():

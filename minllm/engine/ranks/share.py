@@ -1,6 +1,7 @@
 """A rank's share of loading: its part of the model, its operations, and a memory budget that all ranks agree on."""
 
 import functools
+import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -105,7 +106,7 @@ class RankShare:
             ops.communicator = self._linked(ops, self.stage_host)
         name = ops.variants.get("all_reduce", DEFAULT)
         if self.grid.tensor > 1 and name != LIBRARY:
-            ops.communicator = self._with_peers(ops.communicator, name, ops.stream)
+            ops.communicator = self._with_peers(ops, name)
         return ops
 
     def _linked(self, ops: Any, host: Communicator) -> NcclCommunicator:
@@ -121,15 +122,17 @@ class RankShare:
         """The communicator of the ranks of this stage, for NumPy arrays."""
         return self.rank.host if self.grid.pipeline == 1 else self.rank.host.group(self.grid.stage_ranks)
 
-    def _with_peers(self, library: Communicator, name: str, stream: Any) -> Communicator:
-        """A communicator with our own all-reduce kernels; the library's, with a warning, if the GPUs have no peer access."""
+    def _with_peers(self, ops: Any, name: str) -> Communicator:
+        """A communicator with our own all-reduce kernels; the ops' own, with a warning, if the GPUs have no peer access."""
+        gc.collect()  # an earlier engine's pinned memory: while kernels wait for peers, the host must not wait for kernels
         found = connect_peers(self.stage_host, *memory_bytes(self.grid.tensor), gpu_machine())
         if isinstance(found, str):
             warnings.warn(f"All-reduces go through NCCL, because the GPUs do not share memory: {found}", stacklevel=2)
-            return library
+            return ops.communicator
         from minllm.runtime.graph import is_capturing
 
-        communicator = PeerCommunicator(library, found, name, lambda launch: launch.launch(stream), is_capturing)
+        ops.links.append(found)
+        communicator = PeerCommunicator(ops.communicator, found.peers, name, lambda launch: launch.launch(ops.stream), is_capturing)
         self.rank.at_failure.insert(0, communicator.abort)
         return communicator
 
