@@ -130,16 +130,19 @@ SPILLED = {"fp8/plain/4096": {(9, 0): 44, (10, 0): 44}}  # most bytes that a ker
 
 
 def compiled_tensor_core_gemv(dtype):
-    """GEMVs on tensor cores with the tilings chosen for the weights of 8B and 1B models.
+    """GEMVs on tensor cores with the tilings chosen for the weights of 8B, 1B and 70B models.
 
     Plain with residual, gate and up with norm, and queries, keys and values with norm and bias.
     """
-    kinds = [(form, outputs, 4096) for form in OF_TENSOR_CORE_GEMV for outputs in ("plain", "gated", "qkv")]
-    kinds += [(form, "qkv/fp8_e4m3", 4096) for form in ("int4/128", *W8A8)]
-    kinds += [(form, "plain", k) for form in ("int4/128", "int4/32_zeros", "nf4/nested", *W8A8) for k in (2048, 14336)]
-    for form, outputs, k in kinds:
+    kinds = [(form, outputs, n, 4096) for form in OF_TENSOR_CORE_GEMV for outputs, n in (("plain", 4096), ("gated", 28672), ("qkv", 6144))]
+    kinds += [(form, "qkv/fp8_e4m3", 6144, 4096) for form in ("int4/128", *W8A8)]
+    kinds += [(form, "plain", min(k, 4096), k) for form in ("int4/128", "int4/32_zeros", "nf4/nested", *W8A8) for k in (2048, 14336)]
+    kinds += [(form, "plain", 8192, 14336) for form in ("int4/32", "int4/128_zeros", "nf4/nested")]
+    kinds += [
+        (form, outputs, n, 8192) for form in ("int4/32", "int4/128", "nf4/nested") for outputs, n in (("gated", 28672), ("qkv", 6144))
+    ]
+    for form, outputs, n, k in kinds:
         kind, _, codes = outputs.partition("/")  # the format of the cache
-        n = dict(plain=min(k, 4096), gated=28672, qkv=6144)[kind]
         if kind == "qkv":
             launch = quantized_qkv(form, 32, 8, 128, k, dtype, bias=True, codes=codes or None, smooth=bool(codes))
         else:
