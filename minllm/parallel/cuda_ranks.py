@@ -54,10 +54,10 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
     def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
         """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; for a few (a NormedStream, None); else
         (linear(x), residual)."""
-        launcher, shard = self._fused(linear.format.kernels.normed_linear, x, None, linear), linear.shard
+        shard = linear.shard
         if shard.axis != INPUTS or shard.ranks == 1:
-            return super().linear_add(x, linear, residual, next_norm)
-        if launcher is not None:
+            return CudaOps.linear_add(self, x, linear, residual, next_norm)
+        if (launcher := self._fused(linear.format.kernels.normed_linear, x, None, linear)) is not None:
             out = self.empty(residual.shape, self.dtype)
             launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual if shard.rank == 0 else None)
             self.communicator.all_reduce(out)
@@ -73,7 +73,7 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         next_norm: NormWeights | None = None,
     ) -> tuple[Any, Any]:  # fmt: skip
         """Norm and feed-forward; linear_add adds up the ranks' sums."""
-        if x.shape[0] <= MOST_ROWS_FUSED:
+        if x.shape[0] <= MOST_ROWS_FUSED or down.shard.ranks == 1:
             return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation=activation, next_norm=next_norm)
         normalised, residual = self.normed_rows(x, residual, norm, gate_up)
         return self.linear_add(self.activated(normalised, gate_up, down, activation), down, residual, next_norm)

@@ -36,7 +36,7 @@ class SilentLibrary:
     def __init__(self, split: Split):
         self.rank, self.world_size = split.rank, split.ranks
 
-    def all_reduce(self, *_: object) -> None:
+    def all_reduce(self, *_: object, **__: object) -> None:
         """Does nothing, like all operations here."""
 
     all_gather = broadcast = barrier = send = recv = close = all_reduce

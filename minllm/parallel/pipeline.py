@@ -62,7 +62,7 @@ class PipelineStage:
         """The logits in the last stage; the others send the sum x + residual, [T, hidden], to the next stage."""
         if self.grid.is_last:
             return super().logits(x, residual, norm, lm_head, rows, soft_cap)
-        _, total = self.add_norm(x, residual, norm)
+        total = x if residual is None else self.add_norm(x, residual, norm)[1]
         self.world.send(total, self.grid.next)
         return LogitsElsewhere(total.shape[0] if rows is None else rows.shape[0], self.vocab_size)
 

@@ -100,14 +100,14 @@ class SplitReader(WeightReader):
         return super().read(value)
 
     def tensor(self, stored: StoredTensor) -> Any:
-        """A whole array; for the embedding, the rank's rows, or None if the rank's stage does not need it."""
+        """A whole array; for the embedding, split among ranks, the rank's rows; None if the rank's stage does not need it."""
         if stored is not self.layout.model.embedding:
             return super().tensor(stored)
         if not (self.grid.is_first or (self.grid.is_last and self.layout.config.tie_word_embeddings)):
             return None  # only other stages need it
-        own = self._own_rows(stored.name)
+        rows = self.ops.weight(self._own_rows(stored.name))
         self._report([stored.name])
-        return SplitEmbedding(self.ops.weight(own), self.vocabulary)
+        return rows if self.ranks == 1 else SplitEmbedding(rows, self.vocabulary)
 
     def linear(self, stored: StoredLinear, rank: int | None = None, ranks: int | None = None) -> Linear | None:
         """The rank's part of a Linear; None for the head unless the rank is in the last stage."""
@@ -117,9 +117,10 @@ class SplitReader(WeightReader):
             return self._head(f"{stored.projections[0].name}.weight")
         return super().linear(stored, self.rank, self.ranks)
 
-    def tied_head(self, embedding: SplitEmbedding) -> Linear | None:
+    def tied_head(self, embedding: Any) -> Linear | None:
         """The head that multiplies by the rank's rows of the embedding."""
-        return self._head_of(embedding.rows) if self.grid.is_last else None
+        rows = embedding.rows if isinstance(embedding, SplitEmbedding) else embedding
+        return self._head_of(rows) if self.grid.is_last else None
 
     def check(self, host: np.ndarray, name: str) -> None:
         """Raise CheckpointError also for NaN and infinity."""

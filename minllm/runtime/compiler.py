@@ -8,6 +8,7 @@ files: a kernel would run stale code after a change of its device function.
 """
 
 import contextlib
+import gc
 import hashlib
 import re
 import subprocess
@@ -85,7 +86,7 @@ def compile_kernel(function, argument_types, compute_capability, *, wait=True, *
         return compile_fresh(function, argument_types, compute_capability, options)
     if found := read_cached(key, CompiledKernel):
         return found
-    with making(key, wait) as is_mine:
+    with making(key, wait) as is_mine, without_collection():
         if not is_mine:
             return None
         if found := read_cached(key, CompiledKernel):  # another process has just made it
@@ -93,6 +94,22 @@ def compile_kernel(function, argument_types, compute_capability, *, wait=True, *
         compiled = compile_fresh(function, argument_types, compute_capability, options)
         write_cached(key, compiled)
     return compiled
+
+
+@contextlib.contextmanager
+def without_collection():
+    """A context in which Python's garbage collector does not run.
+
+    A finalizer may free memory of a GPU, and wait for its kernels: with a lock of the disk cache held, also for a kernel that waits for
+    another rank, which waits for the lock.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def compile_listing(function, argument_types, compute_capability, **options):

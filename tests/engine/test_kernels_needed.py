@@ -1,5 +1,6 @@
 """The kernels that a dry run finds are those that an engine launches: it loads a model, serves requests, and its launches are recorded."""
 
+import functools
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -29,6 +30,7 @@ from minllm.parallel.cuda_context_parallel import ContextParallelCuda
 from minllm.parallel.cuda_ranks import TensorParallelCudaOps
 from minllm.parallel.dry_run_ranks import DryRunRankOps, SilentLibrary, Split
 from minllm.parallel.peer_communicator import PeerCommunicator
+from minllm.parallel.pipeline import PipelineStage
 from minllm.parallel.processes import Rank
 from minllm.runtime import compile_ahead
 from minllm.runtime.array import DeviceArray
@@ -107,9 +109,9 @@ class HostGpuRankOps(TensorParallelCudaOps):
     def __init__(self, dtype, variants, grid, config):
         super().__init__(dtype, grid, config.vocab_size, config.hidden_size, kernel_variants=variants, simulated=True)
         self.memory, self.capability = DeviceMemory(HostMemory()), current_device().compute_capability
-        self.communicator = SilentLibrary(Split(grid.rank, grid.tensor, config))
+        self.communicator = self.world = SilentLibrary(Split(grid.rank, grid.tensor, config))
         name = (variants or {}).get("all_reduce", DEFAULT)
-        if name != LIBRARY:
+        if grid.tensor > 1 and name != LIBRARY:
             memories = [allocate(grid.tensor, 1 << 20, lambda size, dtype: self.zeros((size,), dtype)) for _ in range(grid.tensor)]
             peers = Peers(grid.rank, tuple(memories))
             self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch())
@@ -119,13 +121,20 @@ class HostGpuContextOps(ContextParallelCuda, HostGpuRankOps):
     """The same of a rank that shares contexts."""
 
 
+class HostGpuStageOps(PipelineStage, HostGpuRankOps):
+    """The same of a stage."""
+
+    def copied(self, array):
+        return array
+
+
 class OneRank(RankShare):
     """The share of one rank, without the others."""
 
     runner = RankRunner
 
     def make_ops(self, device, dtype, options, config):
-        kind = HostGpuRankOps if self.context_ranks == 1 else HostGpuContextOps
+        kind = HostGpuStageOps if self.grid.pipeline > 1 else HostGpuRankOps if self.context_ranks == 1 else HostGpuContextOps
         return kind(dtype, options.kernel_variants, self.grid, config)
 
     def context_communicator(self, ops):
@@ -185,6 +194,23 @@ def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatc
     assert not missed, f"launched, but not found: {names(missed)}"
     never = set(names(found)) - set(names(launched))
     assert not never, f"found, but not launched: {never}"
+
+
+@pytest.mark.parametrize("rank", range(3), ids=["last", "second", "first"])
+def test_a_stage_launches_kernels_of_one_gpu(rank, on_gpu, monkeypatch):
+    """Which are compiled ahead: a stage that compiled while others wait for its hidden states would hold up all."""
+    share = functools.partial(OneRank, Rank(rank, 3, None, []))
+    monkeypatch.setattr("minllm.engine.llm.load_ranks", lambda options, progress: load_engine(options, progress, share(options)))
+    found = {}
+    monkeypatch.setattr(compile_ahead, "keys_of", lambda *given: found.update(keys_of(*given)) or found)
+    usual = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=12, max_num_batched_tokens=40, max_model_len=64)
+    with LLM(model_directory("llama3"), **usual, pipeline_parallel_size=3) as llm:
+        for params in (SamplingParams(max_tokens=2, temperature=0.0), SamplingParams(max_tokens=2)):
+            for number in (1, 2, 5, 11):
+                llm.generate([[0] * 3] * number, params)
+    launched = keys_of(signatures(on_gpu), H200.compute_capability)
+    missed = {key: launched[key] for key in launched.keys() - found.keys()}
+    assert launched and not missed, f"launched, but not found: {names(missed)}"
 
 
 @pytest.mark.parametrize("schedule", ["adaptive", "constant"])

@@ -1,8 +1,10 @@
 """Compiling without a GPU, and what the disk keeps of it."""
 
+import gc
 import json
 import re
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -119,3 +121,27 @@ def test_without_locks_every_process_makes_the_entry(monkeypatch):
     monkeypatch.setattr(disk_cache, "CAN_LOCK", False)
     with disk_cache.making("ab" * 32) as first, disk_cache.making("ab" * 32, wait=False) as second:
         assert first and second
+
+
+def test_the_garbage_collector_waits_until_a_kernel_is_made(monkeypatch):
+    """A finalizer may wait for a GPU, whose kernel waits for a rank that waits for the lock of this kernel."""
+    finalized, seen = [], []
+
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+            weakref.finalize(self, finalized.append, True)
+
+    def allocate(*_):
+        for _ in range(10 * gc.get_threshold()[0]):
+            Cycle()
+        seen.extend(finalized)
+        raise KernelCompilationError("enough was allocated")
+
+    monkeypatch.setattr(compiler, "compile_fresh", allocate)
+    x = np.zeros(4, np.float32)
+    with pytest.raises(KernelCompilationError, match="enough"):
+        kernel(make_scale(2)).compile(x, x, compute_capability=(9, 0))
+    assert not seen and gc.isenabled()
+    gc.collect()
+    assert finalized

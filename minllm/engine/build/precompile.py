@@ -31,7 +31,7 @@ def precompile(
         kinds=tuple(sorted({SamplingKind.GREEDY, SamplingKind.RANDOM, kind_of(params)})), split=split,
     )  # fmt: skip
     try:
-        processes = available_cores() // (split.ranks if split else 1)  # other ranks compile too, and find out what is needed
+        processes = max(1, available_cores() // (split.ranks if split else 1))  # other ranks compile too, and find out what is needed
         return compile_ahead(kernels_needed, (shape,), shape.device.compute_capability, processes)
     except NotImplementedError:  # the weight format takes no part in dry runs
         return CompileAhead()
