@@ -50,9 +50,6 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
         **dict.fromkeys(["3.49 ms", "0.575 ms"], "a floor: bytes over the rate of a copy"),
         "27.5 s": "TGI's own figure", "7.8 s": PRINTED, "8.8 s": PRINTED, "3,533 tokens/s": PRINTED,
     },
-    "gpus.md": {
-        **dict.fromkeys(["47.1 ms", "80.4 µs", "9,957 tokens/s"], PRINTED), "12.3 ms": "what the planner computes",
-    },
     "literature.md": dict.fromkeys(["230 TFLOP/s", "616 TFLOP/s"], "the paper's figure"),
     "quantised-weights.md": {
         **dict.fromkeys(["0.3 µs", "642 µs", "3.02 TB/s"], PRINTED.replace("H200", "H100")),
