@@ -1,6 +1,7 @@
 """A rank's operations on a GPU: their kernels in the simulator, on two ranks, against the whole vocabulary."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.ops.batch import Batch, NormWeights
+from minllm.ops.cuda_ops import CudaOps
 from minllm.parallel.cuda_ranks import PipelineCudaOps, TensorParallelCudaOps
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator
@@ -162,6 +164,24 @@ def test_a_feed_forward_of_a_few_rows_ends_with_the_next_norm(all_reduce, is_fus
         np.testing.assert_allclose(kept, stream, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(out, rms_norm_reference(stream, next_norm, 1e-5)[0], rtol=1e-4, atol=1e-4)
         np.testing.assert_array_equal(out, found[0][1])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_stage_of_one_rank_adds_as_one_gpu_and_sends_the_stream(rows):
+    random, sent = np.random.default_rng(4), []
+    x, weight, residual = (random.normal(size=shape).astype(np.float32) for shape in ((rows, 16), (HIDDEN, 16), (rows, HIDDEN)))
+    linear = Linear(weight, None, plain_format("float32"), weight.shape, Shard(INPUTS, 0, 1))
+    norm = NormWeights("rms_norm", np.ones(HIDDEN, np.float32), None, 1e-5)
+    first = PipelineCudaOps("float32", Grid(1, 1, 2), VOCAB, HIDDEN, simulated=True)
+    first.world = SimpleNamespace(send=lambda array, rank: sent.append((array.copy(), rank)))
+    alone = CudaOps("float32", simulated=True)
+    found, wanted = (ops.linear_add(x, linear, residual.copy()) for ops in (first, alone))
+    for mine, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert isinstance(first.logits(*found, norm, None, None), LogitsElsewhere)
+    ((total, rank),) = sent
+    np.testing.assert_allclose(total, x.astype(np.float64) @ weight.T + residual, rtol=1e-5, atol=1e-5)
+    assert rank == 0 and (found[1] is None) == (rows == 1)
 
 
 def test_copies_of_logits_stay_split_and_those_of_other_stages_are_none():
