@@ -30,7 +30,7 @@ from minllm.sim.detectors import detecting
 from minllm.sim.detectors.streams import new_order, order
 from minllm.sim.host_memory import HostArray
 from minllm.sim.numba_arrays import host_array
-from minllm.sim.numba_cuda_mlir import HOST_NAMES, host_side, signature_of_numba_cuda
+from minllm.sim.numba_cuda_mlir import HOST_NAMES, host_side, numba_type, signature_of_numba_cuda
 from minllm.sim.signatures import remember_signature, signature_for
 from minllm.sim.simulator import simulate
 from minllm.sim.typing.rules import argument_type
@@ -143,7 +143,7 @@ def simulated_launches(detect=True):
 
         replace(kernels, "configure", configure)
         replace(kernels, "compile", lambda kernel, signature: note(kernel, remember_signature(kernel, signature)))
-        replace(kernels, "compile_device", lambda kernel, types, return_type=None: remember_signature(kernel, types))
+        replace(kernels, "compile_device", remember_signature)
         replace(kernels, "disable_compile", lambda kernel, disabled=True: None)
         replace(kernels, "specialize", lambda kernel, *arguments: kernel)
         replace(dispatcher, "get_current_device", api.get_current_device)
@@ -178,7 +178,10 @@ def simulate_launches_of(modules, descriptor, replace, names):
     kernels = descriptor.MLIRDispatcher
     replace(kernels, "configure", configure)
     replace(kernels, "compile", lambda kernel, types: remember_signature(kernel, signature_of_numba_cuda(types)))
-    replace(kernels, "compile_device", lambda kernel, types, *given: remember_signature(kernel, signature_of_numba_cuda(types)))
+    replace(
+        kernels, "compile_device",
+        lambda kernel, types, result=None: remember_signature(kernel, signature_of_numba_cuda(types), numba_type(result)),
+    )  # fmt: skip
     replace(kernels, "disable_compile", lambda kernel, disabled=True: None)
     replace(kernels, "specialize", lambda kernel, *arguments: kernel)
     replace(descriptor._ForAll, "__call__", launch_for_all)

@@ -13,16 +13,19 @@ from minllm.machine.numba_cuda import normalize_signature, types
 from minllm.sim.typing.rules import argument_type, best_signature, context
 
 
-def remember_signature(kernel, signature):
-    """Record an eager signature of a kernel or device function without compiling it; returns the types of its arguments."""
+def remember_signature(kernel, signature, result=None):
+    """Record an eager signature of a kernel or device function without compiling it; returns the types of its arguments.
+
+    result: the declared type of a device function's result, None if the signature has none.
+    """
     arguments = tuple(normalize_signature(signature)[0])
-    kernel.__dict__.setdefault("simulated_signatures", []).append(arguments)
+    kernel.__dict__.setdefault("simulated_signatures", {}).setdefault(arguments, result)
     return arguments
 
 
 def signature_for(kernel, arguments):
     """The types of the eager signature that fits the arguments best; None without signatures. Raises TypeError if none fits."""
-    signatures = getattr(kernel, "simulated_signatures", ())
+    signatures = tuple(getattr(kernel, "simulated_signatures", ()))
     if not signatures:
         return None
     given = [argument_type(argument) for argument in arguments]
@@ -57,7 +60,7 @@ def noted_without_driver(method):
             return method(kernel, signature, *rest)
         except CudaSupportError as error:
             kernel.without_driver = error
-            return remember_signature(kernel, signature)
+            return remember_signature(kernel, signature, *rest)
 
     return compile
 

@@ -7,11 +7,13 @@ result, and the GPU's results for special arguments. It has no bounds for fast_s
 import linecache
 import math
 
+import numba
 import numpy as np
 import pytest
 from numba import cuda, float32
 from numba.cuda import libdevice
 
+from minllm.errors import SimulationError
 from minllm.sim import simulate
 
 nan, inf = math.nan, math.inf
@@ -149,3 +151,46 @@ def test_keyword_arguments_have_the_types_of_the_signature(engine):
     out = np.zeros((2, x.size))
     simulate(kernel, 1, 32, x, out, engine=engine)
     np.testing.assert_array_equal(out, [np.trunc(x) // 2] * 2)
+
+
+@cuda.jit("int8(int32)", device=True)
+def hundreds(x):
+    if x % 2 == 0:
+        return 0.4 * x
+    return 100 * x
+
+
+@cuda.jit("Tuple((int32, float32))(float64)", device=True)
+def whole_and_tenth(x):
+    return x, x * 0.1
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_results_have_the_types_of_the_signature(engine):
+    """As numba.njit, which has the same rule, computes them."""
+
+    @cuda.jit
+    def kernel(x, out):
+        i = cuda.grid(1)
+        if i < x.size:
+            out[0, i] = hundreds(x[i]) * 3
+            whole, tenth = whole_and_tenth(x[i] + 0.75)
+            out[1, i], out[2, i] = whole * 10, tenth * 10
+
+    x = np.arange(1, 12, dtype=np.int32)
+    found = np.zeros((3, x.size))
+    simulate(kernel, 1, 32, x, found, engine=engine)
+    first = numba.njit("int8(int32)")(hundreds.py_func)
+    second = numba.njit("Tuple((int32, float32))(float64)")(whole_and_tenth.py_func)
+    expected = np.transpose([(first(one) * 3, *np.multiply(second(one + 0.75), 10)) for one in x])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_signature_does_not_convert_items_of_an_unpacked_tuple():
+    @cuda.jit
+    def kernel(x):
+        pair = (x[0], 2.9)
+        x[0] = whole_parts(*pair)
+
+    with pytest.raises(SimulationError, match="converts an argument to int32.*one by one.*in kernel"):
+        simulate(kernel, 1, 1, np.ones(1))

@@ -6,6 +6,7 @@ for both (the "phi" of static single assignment); a cast is recorded at the end 
 
 import ast
 import builtins
+import functools
 import inspect
 
 import numpy as np
@@ -80,19 +81,22 @@ def infer_kernel(function, argument_types, contract=True):
     return contracted(found) if found is not None and contract else found
 
 
-def inference(function, arguments, device=True):
-    """The Inference of a function for the Values of its arguments; None if there is none, or in a recursion while it is made."""
-    made = function.__dict__.setdefault("simulator_inferences", {})
-    if arguments not in made:
-        made[arguments] = None
+def inference(function, arguments, device=True, declared=None):
+    """The Inference of a function for the Values of its arguments; None if there is none, or in a recursion while it is made.
+
+    declared: the type of the result in an eager signature.
+    """
+    made, key = function.__dict__.setdefault("simulator_inferences", {}), (arguments, declared)
+    if key not in made:
+        made[key] = None
         tree = function_tree(function)
         bound = None if tree is None else bind(tree, function, arguments)
         try:
-            made[arguments] = None if bound is None else Walk(function, tree, bound, device).run()
+            made[key] = None if bound is None else Walk(function, tree, bound, device, declared).run()
         except BaseException:  # Ctrl-C, too: the next launch begins anew, and does not run without types
-            del made[arguments]
+            del made[key]
             raise
-    return made[arguments]
+    return made[key]
 
 
 def bind(tree, function, arguments):
@@ -121,10 +125,11 @@ def coarse(value):
     return value._replace(constant=None) if is_scalar(value.type) else value
 
 
-def in_order(call, function):
-    """The expressions of a call's arguments in the order of parameters, None for defaults; empty if one is an unpacked tuple."""
-    if any(isinstance(argument, ast.Starred) for argument in call.args):
-        return []
+def in_order(call, function, count):
+    """The expressions of a call's `count` arguments by parameter: None for defaults, the Starred from an unpacked tuple on."""
+    for number, argument in enumerate(call.args):
+        if isinstance(argument, ast.Starred):
+            return call.args[:number] + [argument] * (count - number)
     named = {one.arg: one.value for one in call.keywords}
     left = list(inspect.signature(function).parameters)[len(call.args) :] if named else []
     return [*call.args, *map(named.get, left)]
@@ -133,8 +138,8 @@ def in_order(call, function):
 class Walk(Calls):
     """One walk over a function's statements; `variables` is None after a return, break or continue."""
 
-    def __init__(self, function, tree, arguments, device=True):
-        self.device = device
+    def __init__(self, function, tree, arguments, device=True, declared=None):
+        self.device, self.declared = device, declared
         self.found = Inference(function, tree, arguments, device)
         self.function, self.variables = function, arguments
         self.loops = []  # for each loop around the statement: (paths of break, paths of continue)
@@ -155,19 +160,22 @@ class Walk(Calls):
 
     def result(self):
         """The merged Value of all return statements; records their casts to its type."""
-        merged = self.returns[0][1]
-        for _, value in self.returns[1:]:
-            merged = merge(merged, value)
+        given = (value for _, value in self.returns)
+        merged = functools.reduce(merge, given) if self.declared is None else of_type(self.declared)
         for node, value in self.returns:
             if node is not None and not self.device and is_scalar(value.type):
                 self.refuse(node, "a kernel returns a number, and numba-cuda compiles kernels without a result: store it in an array")
-            if node is not None and is_scalar(merged.type):
-                self.to_type(node, value, merged.type)
+            if node is not None:
+                self.cast_returned(node, value, merged)
             if isinstance(node, ast.Tuple) and merged.items is not None and len(node.elts) == len(merged.items):
-                for element, one, wanted in zip(node.elts, value.items, merged.items):
-                    if is_scalar(wanted.type):
-                        self.to_type(element, one, wanted.type)
+                for parts in zip(node.elts, value.items, merged.items):
+                    self.cast_returned(*parts)
         return merged._replace(constant=None) if is_scalar(merged.type) else merged
+
+    def cast_returned(self, node, value, wanted):
+        """Record the cast of a returned expression to the Value of the function's result, which may be wide."""
+        if is_scalar(wanted.type) and must_cast(value, wanted.type) and not (wanted.wide and value.type == wanted.type):
+            self.cast(node, value, wanted.type)
 
     def is_parameter_of_device_function(self, node):
         """Whether an expression is a parameter of a device function, which may be a literal in the call."""
@@ -199,8 +207,8 @@ class Walk(Calls):
                 if parameter.default is not parameter.empty:
                     bound.arguments.setdefault(name, of_constant(parameter.default))
             arguments = list(bound.args)
-        arguments = self.declared(node, called, function, arguments)
-        found = inference(function, tuple(map(coarse, arguments)))
+        arguments, declared = self.as_declared(node, called, function, arguments)
+        found = inference(function, tuple(map(coarse, arguments)), declared=declared)
         self.found.devices.pop(node, None)
         self.found.called[node] = found
         if found is None:
@@ -211,16 +219,19 @@ class Walk(Calls):
                 self.found.devices[node] = found
         return found.result
 
-    def declared(self, node, called, function, arguments):
-        """The Values of a device function's arguments, converted to the types of its eager signature if it has one."""
-        signatures, given = getattr(called, "simulated_signatures", ()), list(map(numba_type, arguments))
-        wanted = best_signature(signatures, given) if signatures and None not in given else None
+    def as_declared(self, node, called, function, arguments):
+        """The Values of a device function's arguments, converted to the types of its eager signature, and the type of its result there."""
+        signatures, given = getattr(called, "simulated_signatures", {}), list(map(numba_type, arguments))
+        wanted = best_signature(tuple(signatures), given) if signatures and None not in given else None
         if wanted is None:
-            return arguments
-        for expression, value, kind in zip(in_order(node, function), arguments, wanted):
-            if expression is not None and must_cast(value, kind):
-                self.cast(expression, value, kind)
-        return [of_type(kind) if is_scalar(kind) else value for kind, value in zip(wanted, arguments)]
+            return arguments, None
+        for expression, value, kind in zip(in_order(node, function, len(arguments)), arguments, wanted):
+            if must_cast(value, kind):
+                if isinstance(expression, ast.Starred):
+                    self.refuse(node, f"an eager signature converts an argument to {kind}: pass arguments one by one, not a tuple")
+                if expression is not None:
+                    self.cast(expression, value, kind)
+        return [of_type(kind) if is_scalar(kind) else value for kind, value in zip(wanted, arguments)], signatures[wanted]
 
     # Statements
 
