@@ -17,19 +17,23 @@ def no_token_error(sequence: Sequence, result: int) -> SamplingError:
     place = f"token {len(sequence.output_token_ids) + 1} of its output"
     if result == NOT_FINITE:
         return not_finite_error(sequence, place)
-    found = ", ".join(_restrictions(sequence))
+    found = " and ".join(_restrictions(sequence))
     cause = f"{found} leave none: allow more tokens." if found else "the model's own logits are all -inf."
     return SamplingError(f"No token can be chosen for {sequence} as {place}: {cause}")
 
 
 def not_finite_error(sequence: Sequence, place: str) -> SamplingError:
     """The error of a sequence with logits that hold NaN or infinity. place: what the logits are for."""
-    penalty, (low, high) = sequence.params.repetition_penalty, SAFE_REPETITION
-    if not low < penalty < high:
-        cause = f"repetition_penalty={penalty} takes them out of float32's range: choose one near 1."
+    if _is_extreme(sequence.params.repetition_penalty):
+        cause = f"repetition_penalty={sequence.params.repetition_penalty} takes them out of float32's range: choose one near 1."
     else:
         cause = overflow_cause(sequence.dtype)
     return SamplingError(f"The logits of {sequence} for {place} hold NaN or infinity: {cause}")
+
+
+def _is_extreme(penalty: float) -> bool:
+    low, high = SAFE_REPETITION
+    return not low < penalty < high
 
 
 def check_finite(scores: np.ndarray, dtype: DTypeLike) -> None:
@@ -59,5 +63,5 @@ def _restrictions(sequence: Sequence) -> Iterator[str]:
         yield f"min_tokens={params.min_tokens}, which bans the ids that end the text,"
     if params.logits_processors:
         yield "logits_processors"
-    if params.repetition_penalty != 1:
+    if _is_extreme(params.repetition_penalty):
         yield f"repetition_penalty={params.repetition_penalty}"
