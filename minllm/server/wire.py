@@ -131,7 +131,7 @@ class Sent:
         self._has_head = False
 
     def update(self, output: RequestOutput, decode: Callable) -> Update:
-        """What is new. decode: gives the text of token ids, for a prompt that came as ids."""
+        """What is new. decode: gives the text of token ids, for a prompt that came as ids or is truncated."""
         head = None
         if not self._has_head:
             self._has_head, head = True, self._head(output, decode)
@@ -144,7 +144,8 @@ class Sent:
         logprobs = output.prompt_logprobs and [position and _listed(position) for position in output.prompt_logprobs]
         if not self._request.echo:
             return Head(len(ids), output.num_cached_tokens, None, None, None, logprobs)
-        text = decode(ids) if output.prompt is None else output.prompt
+        is_whole = output.prompt is not None and self._request.params.truncate_prompt_tokens is None
+        text = output.prompt if is_whole else decode(ids)
         return Head(len(ids), output.num_cached_tokens, text, ids, decode(ids[:1]), logprobs)
 
     def _delta(self, one: CompletionOutput) -> Delta | None:

@@ -92,6 +92,19 @@ def test_log_probabilities_of_prompt_and_text(http, reference):
     assert scored["text"] == PROMPT and len(scored["logprobs"]["tokens"]) == len(wanted.prompt_token_ids)
 
 
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_an_echo_begins_with_the_tokens_that_are_left_of_a_prompt(http, max_tokens):
+    ids = http.post("/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    kept = http.post("/detokenize", json={"tokens": ids[-3:]}).json()["prompt"]
+    body = dict(prompt=PROMPT, truncate_prompt_tokens=3, max_tokens=max_tokens, temperature=0, logprobs=0, echo=True)
+    [choice] = post(http, **body).json()["choices"]
+    assert choice["text"].startswith(kept) and len(kept) < len(PROMPT)
+    offsets, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
+    assert [choice["text"][at : at + len(token)] for at, token in zip(offsets, tokens)] == tokens
+    parts = [chunk["choices"][0]["text"] for chunk in events(post(http, **body, stream=True))]
+    assert "".join(parts) == choice["text"]
+
+
 def test_best_of_returns_the_best(http):
     choices = post(http, prompt=PROMPT, temperature=1, seed=1, max_tokens=4, n=2, best_of=4, logprobs=0).json()["choices"]
     sums = [sum(choice["logprobs"]["token_logprobs"]) for choice in choices]
