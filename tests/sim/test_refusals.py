@@ -109,6 +109,26 @@ def mixed_index_in_a_loop(x):
         x[0] += MIXED[j]
 
 
+def float_bits(x):
+    if x[0] < 0:  # no thread comes here, and the compiler reads it all the same
+        x[0] = x[0] | 1
+
+
+def shifted_float(x):
+    x[0] <<= 1
+
+
+def inverted_float(x):
+    x[0] = ~x[0]
+
+
+def bits_of_two_signs(x):
+    number = np.uint64(7)
+    if x[0] > 1:
+        number = np.int64(1)
+    x[0] = number & 3  # Numba's type of both is float64
+
+
 REFUSED = {
     assigned_list: r"numba-cuda does not compile a list in a kernel: take a tuple, .*test_refusals.py:\d+ in assigned_list\)",
     comprehension: "does not compile a list",
@@ -131,6 +151,10 @@ REFUSED = {
     mixed_widths: "neither loops over a tuple of int64 and int32",
     mixed_index: "nor takes an index into it that is known only at run time",
     mixed_index_in_a_loop: "nor takes an index into it that is known only at run time",
+    float_bits: r"does not compile x\[0\] \| 1 for float64 and int64: convert floats to integers first",
+    shifted_float: "does not compile x.0. <<= 1 for float64 and int64",
+    inverted_float: "does not compile ~x.0. for float64",
+    bits_of_two_signs: "does not compile number & 3 for float64 and int64",
 }
 
 

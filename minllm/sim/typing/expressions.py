@@ -193,12 +193,20 @@ class Expressions:
     def BinOp(self, node):
         left, right = self.value(node.left), self.value(node.right)
         result, casts = binary(BINARY[type(node.op)], left, right) if type(node.op) in BINARY else (UNKNOWN, (None, None))
+        self.check_operator(node, result, left, right)
         self.cast(node.left, left, casts[0])
         self.cast(node.right, right, casts[1])
         self.replace_operator(node, left, right, result)
         if isinstance(node.right, ast.Constant) and (why := refused_number(node)):
             self.refuse(node, why)
         return result
+
+    def check_operator(self, node, result, *operands):
+        """Raise SimulationError for an operator of numbers that numba-cuda does not compile, such as `x | 1` of a float."""
+        kinds = [one.type for one in operands]
+        if result is UNKNOWN and all(map(is_scalar, kinds)):
+            named = " and ".join(map(str, kinds))
+            self.refuse(node, f"numba-cuda does not compile {ast.unparse(node)} for {named}: convert floats to integers first, int32(x)")
 
     def replace_operator(self, node, left, right, result):
         """Record what stands for the operator of a BinOp or an AugAssign."""
@@ -211,6 +219,7 @@ class Expressions:
     def UnaryOp(self, node):
         operand = self.value(node.operand)
         result, cast, wrap = unary(UNARY[type(node.op)], operand)
+        self.check_operator(node, result, operand)
         self.cast(node.operand, operand, cast)
         self.found.wraps[node] = wrap
         if result.type == types.boolean and isinstance(node.op, ast.Invert):

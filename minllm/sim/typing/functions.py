@@ -285,6 +285,7 @@ class Walk(Calls):
     def do_AugAssign(self, node):
         left, right = self.value(node.target), self.value(node.value)
         result, casts = binary(BINARY[type(node.op)], left, right)
+        self.check_operator(node, result, left, right)
         self.cast(node.value, right, casts[1])
         if isinstance(node.target, ast.Name):
             self.cast(node.target, left, casts[0])
