@@ -215,7 +215,12 @@ def test_without_its_flag_a_peers_message_is_a_race(monkeypatch):
 
 
 def test_the_table_of_sizes():
-    assert choose(2, 8192) == "low_latency" and choose(2, 1 << 20) == "one_shot" and choose(2, 64 << 20) is None
+    assert (
+        choose(2, 8192) == "low_latency"
+        and choose(2, 1 << 20) == "one_shot"
+        and choose(2, 64 << 20) == "two_shot"
+        and choose(2, 65 << 20) is None
+    )
     assert choose(3, 4 << 20) == choose(4, 4 << 20) == "two_shot" and choose(5, 1 << 18) == choose(8, 1 << 18) == "one_shot"
     for limits in LIMITS.values():
         sizes = [largest for largest, _ in limits]
