@@ -69,7 +69,7 @@ class PeerDevices:
     """GPUs 0 to count - 1 as ranks, or GPU 0 as all ranks. Raises DeviceError if there are fewer or they cannot access each other's memory.
 
     Kernels that wait for each other must run at once. Ranks that share a GPU therefore have grids of at most `most_blocks`, together one
-    per SM, and none of their kernels is launched before the rank's last one has ended (dependent launch).
+    block per SM, and no dependent launch: blocks of a rank's next kernel would take the place of another rank's.
     """
 
     def __init__(self, count: int, one_gpu: bool = False):

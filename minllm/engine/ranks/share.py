@@ -98,6 +98,7 @@ class RankShare:
 
         use_device(self.rank.gpu)
         current_device()
+        gc.collect()  # what earlier engines left: freeing it waits for kernels, which the host must not do once they wait for peers
         made = dict(kernel_variants=options.kernel_variants, allocation=options.allocation, pinned=options.pinned)
         ops = CUDA_OPS[self.grid.pipeline > 1, self.context_ranks > 1](dtype, self.grid, config.vocab_size, config.hidden_size, **made)
         self.rank.at_failure.extend([current_device, ops.finish])  # then nothing waits for a peer any more
@@ -124,7 +125,6 @@ class RankShare:
 
     def _with_peers(self, ops: Any, name: str) -> Communicator:
         """A communicator with our own all-reduce kernels; the ops' own, with a warning, if the GPUs have no peer access."""
-        gc.collect()  # an earlier engine's pinned memory: while kernels wait for peers, the host must not wait for kernels
         found = connect_peers(self.stage_host, *memory_bytes(self.grid.tensor), gpu_machine())
         if isinstance(found, str):
             warnings.warn(f"All-reduces go through NCCL, because the GPUs do not share memory: {found}", stacklevel=2)
