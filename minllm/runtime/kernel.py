@@ -24,6 +24,7 @@ ended. Same guide, "Unified Shared Memory/L1/Texture Cache".
 """
 
 import functools
+import numbers
 
 import numpy as np
 
@@ -255,7 +256,7 @@ def three_dimensions(size, what):
     """A grid, block or cluster size as three non-negative ints. Raises KernelArgumentError."""
     if type(size) is int and size >= 0:
         return size, 1, 1
-    sizes = tuple(int(n) for n in size) if isinstance(size, (tuple, list)) else (int(size),)
-    if not 1 <= len(sizes) <= 3 or min(sizes) < 0:
-        raise KernelArgumentError(f"the {what} is {size!r}; it has one to three sizes, none negative")
-    return sizes + (1,) * (3 - len(sizes))
+    sizes = tuple(size) if isinstance(size, (tuple, list)) else (size,)
+    if not 1 <= len(sizes) <= 3 or not all(isinstance(one, numbers.Integral) and one >= 0 for one in sizes):
+        raise KernelArgumentError(f"the {what} is {size!r}; it has one to three sizes, which are integers, none negative")
+    return (*map(int, sizes), 1, 1)[:3]

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import numbers
 import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -196,8 +197,11 @@ class BlockIndices(Sequence):
 
 
 def dimensions(size):
-    """A grid or block given as an int or a tuple, as Dimensions."""
-    return Dimensions(*(int(n) for n in size)) if isinstance(size, (tuple, list)) else Dimensions(int(size))
+    """A grid or block given as an int or a tuple, as Dimensions. Raises SimulationError for anything else, such as the float n / 32."""
+    sizes = size if isinstance(size, (tuple, list)) else (size,)
+    if not (1 <= len(sizes) <= 3 and all(isinstance(one, numbers.Integral) for one in sizes)):
+        raise SimulationError(f"{size!r} is not the size of a grid or of a block: give one to three integers, such as (n + 31) // 32")
+    return Dimensions(*map(int, sizes))
 
 
 def argument_names(kernel, count):
@@ -218,6 +222,8 @@ def check_launch(grid, block, bounds):
 
     Source of the limits: CUDA C++ Programming Guide, "Compute Capabilities".
     """
+    if min(*grid, *block) < 1:
+        raise SimulationError(f"a grid of {tuple(grid)} blocks of {tuple(block)} threads; a GPU takes at least 1 along each axis")
     if grid.y > LARGEST_GRID_Y or grid.z > LARGEST_GRID_Y:
         raise SimulationError(f"a grid of {tuple(grid)} blocks; a GPU takes {LARGEST_GRID_Y} along y and along z")
     if block.x * block.y * block.z > LARGEST_BLOCK or block.z > LARGEST_BLOCK_Z:

@@ -17,6 +17,12 @@ SIZE, SHAPE = 8, (2, 4)
         (1, 2048, r"a block of \(2048, 1, 1\) threads; a GPU takes 1024 in all"),
         (1, (1, 1, 128), "and 64 along z"),
         ((1, 70_000), 1, "a GPU takes 65535 along y and along z"),
+        (20 // 32, 32, r"a grid of \(0, 1, 1\) blocks of \(32, 1, 1\) threads; a GPU takes at least 1 along each axis"),
+        (1, (32, 0), r"\(32, 0, 1\) threads; a GPU takes at least 1"),
+        (-1, 32, r"a grid of \(-1, 1, 1\) blocks"),
+        (40 / 32, 32, r"1.25 is not the size of a grid or of a block: give one to three integers, such as \(n \+ 31\) // 32"),
+        (1, (4.0, 2), r"\(4.0, 2\) is not the size"),
+        ((1, 1, 1, 1), 1, r"\(1, 1, 1, 1\) is not the size"),
     ],
 )
 def test_launches_beyond_the_limits_are_refused(grid, block, match):

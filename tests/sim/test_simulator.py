@@ -148,3 +148,5 @@ def test_an_empty_grid_launches_nothing_and_mixed_arrays_are_refused():
     launch(sum_of_squares_kernel, 0, BLOCK, (np.zeros((0, 3), np.float32), out))
     with pytest.raises(KernelArgumentError, match="one to three sizes"):
         launch(sum_of_squares_kernel, (1, 1, 1, 1), BLOCK, (out, out))
+    with pytest.raises(KernelArgumentError, match="the grid is 1.5; .* which are integers"):
+        launch(sum_of_squares_kernel, 1.5, BLOCK, (out, out))
