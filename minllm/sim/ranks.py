@@ -36,7 +36,7 @@ def simulate_ranks(kernel, grid, block, arguments, shared_bytes=0, monitors=(), 
     SimulationError as `simulate` does; the messages name the rank.
     """
     grid, block = dimensions(grid), dimensions(block)
-    check_launch(grid, block, launch_bounds(kernel))
+    check_launch(grid, block, shared_bytes, launch_bounds(kernel))
     argument_types = types_of_all(kernel, arguments)
     detect = is_detecting() if detect is None else detect
     monitor = combined([*(detectors() if detect else ()), *monitors, *(make() for make in standing_monitors)])

@@ -19,7 +19,7 @@ from minllm.sim.cooperative import COOPERATIVE_NAMES, run_cooperatively
 from minllm.sim.detectors import detectors, is_detecting
 from minllm.sim.engines import chosen_engine, launches
 from minllm.sim.lanes.engine import SUSPICION, UNFORESEEN, disagree, run_in_lanes, was_in_vain
-from minllm.sim.machine import Block
+from minllm.sim.machine import SHARED_MEMORY_BYTES, Block
 from minllm.sim.monitor import Launch, combined, hears
 from minllm.sim.monitored_arrays import checked
 from minllm.sim.place import item_names
@@ -74,7 +74,7 @@ def simulate(
     watching = [*monitors, *(make() for make in standing_monitors)]
     types = types or signature_for(kernel, arguments)
     argument_types = types or tuple(map(getattr(kernel, "argument_type", numba_argument_type), arguments))
-    check_launch(grid, block, launch_bounds(kernel))
+    check_launch(grid, block, shared_bytes, launch_bounds(kernel))
     check_arguments(kernel, arguments)
     how = How(kernel, grid, block, argument_types, shared_bytes, order, cluster)
     if processes > 1:
@@ -217,8 +217,8 @@ def launch_bounds(kernel):
     return most, blocks[0] if blocks else 1
 
 
-def check_launch(grid, block, bounds):
-    """Raise SimulationError for a grid or block beyond a GPU's limits or the kernel's launch bounds.
+def check_launch(grid, block, shared_bytes, bounds):
+    """Raise SimulationError for a grid, block or dynamic shared memory beyond a GPU's limits, or a block beyond the kernel's launch bounds.
 
     Source of the limits: CUDA C++ Programming Guide, "Compute Capabilities".
     """
@@ -228,6 +228,8 @@ def check_launch(grid, block, bounds):
         raise SimulationError(f"a grid of {tuple(grid)} blocks; a GPU takes {LARGEST_GRID_Y} along y and along z")
     if block.x * block.y * block.z > LARGEST_BLOCK or block.z > LARGEST_BLOCK_Z:
         raise SimulationError(f"a block of {tuple(block)} threads; a GPU takes {LARGEST_BLOCK} in all, and {LARGEST_BLOCK_Z} along z")
+    if not (isinstance(shared_bytes, numbers.Integral) and 0 <= shared_bytes <= SHARED_MEMORY_BYTES):
+        raise SimulationError(f"{shared_bytes!r} bytes of dynamic shared memory; a GPU takes an integer from 0 to {SHARED_MEMORY_BYTES}")
     threads, (most, _) = block.x * block.y * block.z, bounds
     if most is not None and threads > most:
         raise SimulationError(f"a block of {threads} threads; the kernel's launch_bounds allow {most}")

@@ -33,6 +33,19 @@ def test_launches_beyond_the_limits_are_refused(grid, block, match):
         simulate(kernel, grid, block, np.zeros(1))
 
 
+@pytest.mark.parametrize("size", [-4, 227 * 1024 + 4, 10**9, 33.5, None])
+def test_dynamic_shared_memory_that_no_block_has_is_refused(size):
+    def kernel(out):
+        tile = cuda.shared.array(0, float32)
+        out[0] = tile.size
+
+    out = np.zeros(1)
+    with pytest.raises(SimulationError, match=f"^{size} bytes of dynamic shared memory; a GPU takes an integer from 0 to 232448$"):
+        simulate(kernel, 1, 1, out, shared_bytes=size)
+    simulate(kernel, 1, 1, out, shared_bytes=227 * 1024)
+    assert out[0] == 227 * 256
+
+
 @pytest.mark.parametrize("bounds", [64, (64, 2)])
 def test_a_block_beyond_the_launch_bounds_is_refused(bounds):
     def one(out):
