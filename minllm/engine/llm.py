@@ -165,7 +165,8 @@ class LLM(NotCopied):
         if len(requests) != 1:
             raise InvalidRequestError(f"stream() takes one prompt and {len(requests)} were given: use generate() for several.")
         if len(requests[0]) != 1:
-            raise InvalidRequestError(f"stream() gives one completion and n={len(requests[0])} were asked for: use generate().")
+            name = "n" if requests[0][0].params.best_of is None else "best_of"
+            raise InvalidRequestError(f"stream() gives one completion and {name}={len(requests[0])} were asked for: use generate().")
         return TextStream(requests[0][0], self.llm_engine.core)
 
     @in_turn

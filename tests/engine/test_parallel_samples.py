@@ -68,3 +68,5 @@ def test_several_greedy_completions_and_streams_are_refused(llm):
         SamplingParams(n=2, temperature=0)
     with pytest.raises(InvalidRequestError, match=r"stream\(\) gives one completion and n=4"):
         llm.stream("def", SAMPLED)
+    with pytest.raises(InvalidRequestError, match=r"stream\(\) gives one completion and best_of=3"):
+        llm.stream("def", SamplingParams(best_of=3))
