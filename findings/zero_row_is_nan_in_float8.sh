@@ -11,7 +11,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --disable-pip-version-check torch==2.13.0 torchao==0.18.0 optimum-quanto==0.2.7 numpy==2.4.6
+"$folder/venv/bin/pip" install --quiet --no-compile --disable-pip-version-check torch==2.13.0 torchao==0.18.0 optimum-quanto==0.2.7 numpy==2.4.6
 "$folder/venv/bin/python" -W ignore - 2>"$folder/messages" <<'PYTHON' || { cat "$folder/messages"; exit 1; }
 import torch
 from optimum.quanto import freeze, qfloat8, qint8, quantize
