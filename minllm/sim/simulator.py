@@ -32,6 +32,7 @@ from minllm.sim.signatures import signature_for
 from minllm.sim.thread import Dimensions
 from minllm.sim.trace_timeline import Timeline
 from minllm.sim.typing.rules import argument_type as numba_argument_type
+from minllm.sim.typing.rules import element_type
 from minllm.sim.watchdog import watched
 
 LARGEST_BLOCK, LARGEST_BLOCK_Z = 1024, 64  # threads
@@ -244,9 +245,22 @@ def check_arguments(kernel, arguments):
         takes = ", ".join(inspect.signature(function).parameters)
         raise SimulationError(f"{function.__name__}({takes}) is launched with {len(arguments)} arguments: {error}") from None
     for name, argument in zip(names, arguments):
-        if isinstance(argument, (list, dict, set)) or (isinstance(argument, np.ndarray) and argument.dtype.hasobject):
-            what = "an array of Python objects" if isinstance(argument, np.ndarray) else f"a {type(argument).__name__}"
-            raise SimulationError(f"argument {name} of {function.__name__} is {what}, which no kernel takes: pass an array of numbers")
+        if what := refused(argument):
+            raise SimulationError(
+                f"argument {name} of {function.__name__} is {what}, which no kernel takes: pass an array of numbers in NumPy's byte order, "
+                "or a number of at most 64 bits"
+            )
+
+
+def refused(argument):
+    """What an argument is that Numba does not accept, or None. Arrays of ml_dtypes, for which it has no types, may be viewed as bytes."""
+    if isinstance(argument, (list, dict, set, np.ma.MaskedArray)):
+        return f"a {type(argument).__name__}"
+    if isinstance(argument, np.ndarray):
+        of_numpy = argument.dtype.type.__module__ == "numpy"
+        kind = "Python objects" if argument.dtype.hasobject else argument.dtype
+        return f"an array of {kind}" if argument.dtype.hasobject or (of_numpy and element_type(argument.dtype) is None) else None
+    return str(argument) if isinstance(argument, int) and not -(2**63) <= argument < 2**64 else None
 
 
 def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None):

@@ -1,5 +1,6 @@
 """Launches and arrays that a GPU, or Numba's compiler, refuses."""
 
+import numba
 import numpy as np
 import pytest
 from numba import cuda, float32
@@ -132,3 +133,25 @@ def test_global_arrays_and_arrays_in_tuples_are_checked_and_named():
         for found, name, more in kernels:
             with pytest.raises(SimulationError, match=rf"\[{index}\] is out of bounds for the (constant|global) array {name} of shape"):
                 simulate(found, 1, 1, np.zeros(1), index, *more)
+
+
+@pytest.mark.parametrize(
+    "argument, what",
+    [
+        (np.zeros(3, ">f4"), "an array of >f4"),
+        (np.zeros(3, np.longdouble), f"an array of {np.dtype(np.longdouble)}"),
+        (np.zeros(3, object), "an array of Python objects"),
+        (np.ma.masked_array(np.zeros(3), mask=[1, 0, 0]), "a MaskedArray"),
+        (2**64, "18446744073709551616"),
+        ([1.0], "a list"),
+    ],
+)
+def test_arguments_without_a_type_are_refused(argument, what):
+    def kernel(x, out):
+        out[0] = 1
+
+    with pytest.raises(SimulationError, match=f"argument x of kernel is {what}, which no kernel takes"):
+        simulate(kernel, 1, 1, argument, np.zeros(1))
+    if what not in ("a list", "an array of Python objects"):  # of these Numba has types for a CPU alone
+        with pytest.raises((numba.core.errors.NumbaError, ValueError)):
+            numba.typeof(argument)
