@@ -37,6 +37,7 @@ from minllm.sim.watchdog import watched
 
 LARGEST_BLOCK, LARGEST_BLOCK_Z = 1024, 64  # threads
 LARGEST_GRID_Y = 65_535  # blocks, along y or z
+HOST_OF_DLPACK = 1  # kDLCPU in dlpack.h
 standing_monitors = []  # functions that are called at every launch and return a Monitor for it
 
 
@@ -57,7 +58,8 @@ def simulate(
     """Run `kernel` on the CPU as a GPU would: `grid` blocks of `block` threads, deterministically.
 
     kernel: a minllm kernel, a `@cuda.jit` dispatcher, or a plain function written for numba.cuda.
-    arguments: scalars and NumPy arrays, C-contiguous or with gaps between rows; the kernel writes to them in place.
+    arguments: scalars and NumPy arrays, C-contiguous or with gaps between rows, or tensors on the host with a `__dlpack__`, as PyTorch's;
+    the kernel writes to them in place.
     shared_bytes: dynamic shared memory per block.
     monitors: Monitors of this launch. order: None runs the blocks in order; an integer seeds a shuffle, which exposes a kernel that
     depends on the order of its blocks. cluster: blocks per cluster along x, y and z; they run together.
@@ -70,7 +72,7 @@ def simulate(
     Raises SimulationError for what a GPU forbids or leaves undefined, such as an access out of bounds or misaligned, or a deadlock; with
     detectors also for what they find.
     """
-    grid, block = dimensions(grid), dimensions(block)
+    grid, block, arguments = dimensions(grid), dimensions(block), tuple(map(host_tensor, arguments))
     detect = is_detecting() if detect is None else detect
     watching = [*monitors, *(make() for make in standing_monitors)]
     types = types or signature_for(kernel, arguments)
@@ -261,6 +263,12 @@ def refused(argument):
         kind = "Python objects" if argument.dtype.hasobject else argument.dtype
         return f"an array of {kind}" if argument.dtype.hasobject or (of_numpy and element_type(argument.dtype) is None) else None
     return str(argument) if isinstance(argument, int) and not -(2**63) <= argument < 2**64 else None
+
+
+def host_tensor(argument):
+    """A tensor on the host as a NumPy array of the same memory, as numba-cuda takes it; other arguments unchanged."""
+    is_tensor = hasattr(argument, "__dlpack_device__") and not isinstance(argument, np.ndarray)
+    return np.from_dlpack(argument) if is_tensor and argument.__dlpack_device__()[0] == HOST_OF_DLPACK else argument
 
 
 def prepare(argument, kind=None, name="", monitor=None, arrays=None, twins=None):

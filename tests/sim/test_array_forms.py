@@ -6,7 +6,7 @@ import pytest
 from numba import boolean, cuda, float32, uint64
 
 from minllm.errors import SimulationError
-from minllm.sim import simulate
+from minllm.sim import simulate, simulated_launches
 
 BOTH = pytest.mark.parametrize("detect", [False, True])
 
@@ -229,3 +229,27 @@ def test_a_field_of_all_records_is_an_array():
     r = np.zeros(4, [("mass", np.float64), ("count", np.int32)])
     simulate(kernel, 1, 4, r, detect=True)
     assert r["count"].tolist() == [0, 3, 6, 9] and r["mass"].tolist() == [0, 1.5, 3, 4.5]
+
+
+class Tensor:
+    """Another library's array on the host, as PyTorch's: it gives its memory away by DLPack."""
+
+    def __init__(self, array):
+        self.array = array
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_tensors_on_the_host_are_arrays(engine):
+    @cuda.jit
+    def twice(x, out):
+        i = cuda.grid(1)
+        if i < x.size:
+            out[i] = x[i] * 2
+
+    x, out = np.arange(37, dtype=np.float32), np.zeros(37, np.float32)
+    simulate(twice, 2, 32, Tensor(x), Tensor(out), engine=engine)
+    np.testing.assert_array_equal(out, 2 * x)
+    with simulated_launches():
+        twice[2, 32](Tensor(out), Tensor(x))
+    np.testing.assert_array_equal(x, 2 * out)
