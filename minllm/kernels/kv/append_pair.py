@@ -125,7 +125,8 @@ def make_append_pair(form: AttentionForm):
         heads, kv_heads = uint32(arrays.query.shape[1]), uint32(arrays.key_cache.shape[1])
         head, component = uint32(uint32(pair) // uint32(half)), uint32(uint32(pair) % uint32(half))
         is_query, is_value = head < heads, head >= heads + kv_heads
-        return head, uint32(head - heads - (kv_heads if is_value else uint32(0))), component, is_query, is_value
+        kv_head = (head - heads - (kv_heads if is_value else uint32(0))) & uint32(0xFFFFFFFF)  # below 0, and not read, if it is a query
+        return head, uint32(kv_head), component, is_query, is_value
 
     @cuda.jit(device=True, forceinline=True)
     def prepare(arrays, position, slot, pair):
