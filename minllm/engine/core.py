@@ -167,5 +167,4 @@ def named_logprobs(logprobs: LogProbabilities, row: int, token_id: int, top: int
     """The `top` likeliest tokens of one row, likeliest first, then the given one if it is not among them; with ranks and texts."""
     ranked = {int(logprobs.top_token_ids[row, i]): (float(logprobs.top[row, i]), i + 1) for i in range(top)}
     ranked.setdefault(token_id, (float(logprobs.chosen[row]), int(logprobs.rank[row])))
-    texts = {token: tokenizer.decode([token], skip_special_tokens=False) for token in ranked}
-    return {token: Logprob(value, rank, texts[token]) for token, (value, rank) in ranked.items()}
+    return {token: Logprob(value, rank, tokenizer.text_of(token)) for token, (value, rank) in ranked.items()}

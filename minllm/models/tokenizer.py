@@ -50,6 +50,7 @@ class Tokenizer:
         self._special_tokens = {key: text for key in self.config if key.endswith("_token") and (text := _token_text(self.config[key]))}
         self._templates = ChatTemplates(chat_templates or {}, self._special_tokens)
         self._added = self._explicitly_added()
+        self._texts: dict[int, str] = {}
 
     @classmethod
     def from_directory(cls, directory: Path | str) -> "Tokenizer":
@@ -140,6 +141,13 @@ class Tokenizer:
             raise InvalidRequestError(f"{shown(token_ids)} cannot be decoded: give a list of whole numbers from 0 to 2**32 - 1.")
         decoder = self.incremental_decoder((), skip_special_tokens)
         return decoder.push_all(ids) + decoder.finish()
+
+    def text_of(self, token_id: int) -> str:
+        """The text of one token of the model by itself, special ones included: it is decoded once."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return text
 
     def decoder_chain(self) -> DecoderChain:
         """The steps that make one text of token names."""

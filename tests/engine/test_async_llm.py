@@ -322,6 +322,9 @@ class BadTokenizer:
             raise self.kind("no text")
         return self._tokenizer.decode(token_ids, skip_special_tokens)
 
+    def text_of(self, token_id):
+        return self.decode([token_id], skip_special_tokens=False)
+
     def incremental_decoder(self, prompt_token_ids=(), skip_special_tokens=True):
         if list(prompt_token_ids) == [7, 7]:
             return BadDecoder(self.kind)
