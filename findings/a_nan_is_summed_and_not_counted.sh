@@ -3,9 +3,8 @@
 #
 # Input: 0.5, NaN and 1.5, as a rate of tokens per second of an answer in no time may be, observed with both.
 # Expected: three observations in both, the NaN in the bucket "+Inf", which holds what no other bucket does; or none of the NaN.
-# Seen: the histogram has counted 2, and the summary 3. Both sums are NaN, and stay so until the process ends, because every later number is added to
-# NaN: the average of all requests is gone, and so is rate(sum) / rate(count), while the buckets look right. Nothing is raised.
-# Infinity is counted; its sum stays infinite in the same way.
+# Seen: the histogram has counted 2, and the summary 3. Both sums are NaN, and stay so until the process ends, because every later number
+# is added to NaN: the average of all requests is gone, while the buckets look right. Nothing is raised. Infinity is counted in both.
 # Exits 0 while this holds.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -3,8 +3,8 @@
 #
 # Input: numbers among which one is NaN, for Exp, Relu, Clamp, Maximum, ReduceMax and Softmax; and Softplus from -14 to -20, as a step size
 # of a state space model is computed.
-# Expected: exp(NaN) is NaN, and so is each probability of a row with NaN, as in NumPy, torch and onnxruntime. Softplus(x) = log(1 + exp(x)) is
-# positive, and nearly exp(x) for these numbers.
+# Expected: exp(NaN) is NaN, and so are the other results, as in torch; of a row with NaN every probability is. Softplus(x) =
+# log(1 + exp(x)) is positive, and nearly exp(x) for these numbers.
 # Seen: exp(NaN) is infinity. Relu, Clamp, Maximum and ReduceMax lose the NaN. Softmax gives 0, NaN, 0, 0 (with SSE4.1 alone two of four are
 # NaN): most of the row looks like probabilities. Abs and Sign keep NaN.
 # Softplus(-16) is 9.5e-7, eight times too large, and Softplus(-18) is negative, so that its log is NaN.

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # openvino 2026.4.1 on the CPU, models of one operator on integers, with INFERENCE_PRECISION_HINT f32.
 #
-# Input: parameters of type i64 and i32. 2**33, compared with 0 and with itself, as a parameter and as a constant; 2**40 + 1 and 2**31 * 2 in
-# i64; 16777217 and 16777216 (2**24) in i32, of which the sum, the largest and the order are asked for.
+# Input: parameters of type i64 and i32. 2**33, compared with 0 and with itself, as a parameter and as a constant; 2**40 + 1 and 2**31 * 2
+# in i64; 16777217 and 16777216 (2**24) in i32, of which the sum, the largest and the order are asked for.
 # Expected: integers are exact within the range of the type that the model states and that the result has.
-# Seen: i64 is computed in 32 bits and returned as i64. 2**40 + 1 is 1, 2**31 * 2 is 0. As a parameter 2**33 equals 0, because its upper half
-# is cut off; as a constant it equals not even itself, because constants are clamped to 2**31 - 1 instead. i32 goes through float32 in Greater, ReduceSum and
-# ReduceMax: 16777217 is not greater than 16777216, and the largest of both is 16777216; Add and Multiply are exact. No
-# message says so. A hash, a seed or an offset in bytes that a model computes is lost; ids of tokens are small enough.
+# Seen: i64 is computed in 32 bits and returned as i64. 2**40 + 1 is 1, 2**31 * 2 is 0. As a parameter 2**33 equals 0: its upper half
+# is cut off; as a constant it does not even equal itself, because constants are limited to 2**31 - 1 instead. i32 goes through float32 in
+# Greater, ReduceSum and ReduceMax: 16777217 is not greater than 16777216, and the largest of both is 16777216; Add and Multiply are exact.
+# No message says so. A hash, a seed or an offset in bytes that a model computes is lost; ids of tokens are small enough.
 # Exits 0 while this holds.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -25,7 +25,8 @@ def run(x, *operators):
     nodes = [helper.make_node(operator, [f"x{place}"], [f"x{place + 1}"]) for place, operator in enumerate(operators)]
     inputs = [helper.make_tensor_value_info("x0", TensorProto.FLOAT, x.shape)]
     output = helper.make_tensor_value_info(f"x{len(operators)}", TensorProto.FLOAT, x.shape)
-    model = helper.make_model(helper.make_graph(nodes, "graph", inputs, [output]), opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    graph = helper.make_graph(nodes, "graph", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, {"x0": x})[0], ReferenceEvaluator(model).run(None, {"x0": x})[0]
 

@@ -14,7 +14,8 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --no-compile --disable-pip-version-check "mlx[cpu]==0.32.4" mlx-lm==0.32.2 transformers==5.24.0 torch==2.13.0 numpy==2.4.6
+"$folder/venv/bin/pip" install --quiet --no-compile --disable-pip-version-check \
+    "mlx[cpu]==0.32.4" mlx-lm==0.32.2 transformers==5.24.0 torch==2.13.0 numpy==2.4.6
 cd "$folder"
 HF_HUB_OFFLINE=1 venv/bin/python -W ignore - <<'PYTHON'
 import json
@@ -31,8 +32,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 mx.set_default_device(mx.cpu)
 CONFIG = dict(
-    model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=True,
+    model_type="llama", vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=256, rope_theta=10000.0, rms_norm_eps=1e-6, tie_word_embeddings=True,
 )  # fmt: skip
 ORIGINAL = {"factor": 4.0, "original_max_position_embeddings": 64}
 LONGROPE = {"rope_type": "longrope", **ORIGINAL, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # tinygrad 0.14.0 on the device PYTHON, Tensor.sort, argsort and topk of float32 with a NaN.
 #
-# Input: 1, 3, 2, 5, NaN, 4, 0, 6, and shorter lists; sort and topk are lists of max and min that tinygrad writes for every device.
+# Input: 1, 3, 2, 5, NaN, 4, 0, 6, and shorter lists; sort is a network of max and min that tinygrad builds for every device.
 # Expected: a sorted list with NaN at one end, as in NumPy and torch; at worst the eight numbers out of order.
-# Seen: 0, 1, 0, 3, 2, 6, 5, 6: NaN and 4 are gone, 0 and 6 come twice, and the rest is not sorted. The positions that sort and argsort return are
-# 6, 0, 0, 1, 2, 7, 3, 0, no permutation, so that a gather by them repeats rows. topk may be right, as here, or not: with NaN in the
-# first place all of [NaN, 1, 3, 2] become NaN at position 0. A comparison of NaN and x yields x or NaN by the order of both, in max and in
-# min, so that one number takes both places. Without NaN all is right.
+# Seen: 0, 1, 0, 3, 2, 6, 5, 6: NaN and 4 are gone, 0 and 6 come twice, and the rest is not sorted. The positions that sort and argsort
+# return are 6, 0, 0, 1, 2, 7, 3, 0, no permutation, so that a gather by them repeats rows. With NaN in the first place all of
+# [NaN, 1, 3, 2] become NaN, at position 0. Pairs are put in order by max and min; beside a NaN both may yield the same number, which then
+# stands in both places. Without NaN all is right.
 # Exits 0 while this holds.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -11,7 +11,8 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --no-compile --disable-pip-version-check "mlx[cpu]==0.32.4" mlx-lm==0.32.2 transformers==5.24.0 torch==2.13.0 numpy==2.4.6
+"$folder/venv/bin/pip" install --quiet --no-compile --disable-pip-version-check \
+    "mlx[cpu]==0.32.4" mlx-lm==0.32.2 transformers==5.24.0 torch==2.13.0 numpy==2.4.6
 cd "$folder"
 HF_HUB_OFFLINE=1 venv/bin/python -W ignore - <<'PYTHON'
 import json
@@ -26,8 +27,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 mx.set_default_device(mx.cpu)
 SIZES = dict(
-    vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, rope_theta=10000.0,
-    max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=True, pad_token_id=0,
+    vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    rope_theta=10000.0, max_position_embeddings=256, rms_norm_eps=1e-6, tie_word_embeddings=True, pad_token_id=0,
 )  # fmt: skip
 GEMMA = dict(head_dim=16, attn_logit_softcapping=50.0, final_logit_softcapping=30.0, query_pre_attn_scalar=16)
 FAMILIES = {

@@ -3,15 +3,16 @@
 #
 # Input: a linear layer of which one row is 0, as a pruned neuron or the row of an unused token is, in float32, float16 and bfloat16;
 # quantize_ with Float8WeightOnlyConfig, and quantize with qfloat8.
-# Expected: zeros, the only numbers that float8 holds without an error; eight-bit integers of the same two libraries give them.
+# Expected: zeros, which float8 holds exactly; eight-bit integers of the same two libraries give them.
 # Seen: the row is NaN, and so is its output for every input, without a message. Its scale is the largest magnitude divided by 448, which is
-# 0, and 0 / 0 is NaN. Both libraries keep a scale of integers from 0. One NaN among the logits makes all probabilities NaN.
+# 0, and 0 / 0 is NaN. One NaN among the logits makes all probabilities NaN.
 # Exits 0 while this holds.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install --quiet --no-compile --disable-pip-version-check torch==2.13.0 torchao==0.18.0 optimum-quanto==0.2.7 numpy==2.4.6
+"$folder/venv/bin/pip" install --quiet --no-compile --disable-pip-version-check \
+    torch==2.13.0 torchao==0.18.0 optimum-quanto==0.2.7 numpy==2.4.6
 "$folder/venv/bin/python" -W ignore - 2>"$folder/messages" <<'PYTHON' || { cat "$folder/messages"; exit 1; }
 import torch
 from optimum.quanto import freeze, qfloat8, qint8, quantize
