@@ -231,11 +231,11 @@ def test_a_tokenizer_that_raises_ends_its_request_alone(engine, monkeypatch):
     engine.add_request("beside", prompt(9), PARAMS)
     engine.step()
 
-    def fail(token_ids, **options):
+    def fail(token_id):
         raise UnicodeError("no such token")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.core, "tokenizer", type("Broken", (), dict(decode=staticmethod(fail))))
+        patch.setattr(engine.core, "tokenizer", type("Broken", (), dict(text_of=staticmethod(fail))))
         found = finish(engine)
     assert isinstance(found["scored"].error, UnicodeError) and len(tokens(found["scored"])) == 1
     assert tokens(found["beside"]) == expected
