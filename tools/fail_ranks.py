@@ -106,16 +106,11 @@ def let_fail(failure: Failure, ranks: int, device: str, step_seconds: float, sta
     wanted = EXIT_CODE if place else by_itself
     if program.returncode != wanted:
         faults.append(f"exit code {program.returncode} instead of {wanted}")
-    if place and not is_uninterruptible(place[1]):
+    if place and "parallel/nccl.py" not in place[1]:  # which cannot be interrupted while it connects to a rank that has ended
         faults.append("it did not stop waiting for what can be interrupted")
     if wanted != -signal.SIGKILL and not any(cause in text for cause in CAUSES[failure.kind]):
         faults.append("the error does not name the cause")
     return Outcome(failure, seconds, [*faults, text[-2000:]] if faults else [], place[1] if place else None)
-
-
-def is_uninterruptible(place: str) -> bool:
-    """Whether a rank that stands there may end by its limit: NCCL, which connects to a rank that has ended before it has come."""
-    return "parallel/nccl.py" in place
 
 
 def end_what_is_left(mark: str) -> list[str]:

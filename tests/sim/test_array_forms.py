@@ -239,14 +239,15 @@ class Tensor:
         self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
 
 
+@cuda.jit
+def twice(x, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        out[i] = x[i] * 2
+
+
 @pytest.mark.parametrize("engine", ["lanes", "threads"])
 def test_tensors_on_the_host_are_arrays(engine):
-    @cuda.jit
-    def twice(x, out):
-        i = cuda.grid(1)
-        if i < x.size:
-            out[i] = x[i] * 2
-
     x, out = np.arange(37, dtype=np.float32), np.zeros(37, np.float32)
     simulate(twice, 2, 32, Tensor(x), Tensor(out), engine=engine)
     np.testing.assert_array_equal(out, 2 * x)

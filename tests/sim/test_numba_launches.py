@@ -12,7 +12,7 @@ from numba.cuda.kernels.transpose import transpose
 from minllm.errors import SimulationError
 from minllm.sim import output, simulate
 from minllm.sim.numba_launches import simulated_launches
-from tests.sim.test_array_forms import Tensor
+from tests.sim.test_array_forms import Tensor, twice
 
 
 def test_eager_signatures_convert_their_arguments():
@@ -364,12 +364,6 @@ def test_classes_of_device_arrays_are_those_that_programs_ask_for():
 
 
 def test_launches_take_tensors_on_the_host():
-    @cuda.jit
-    def twice(x, out):
-        i = cuda.grid(1)
-        if i < x.size:
-            out[i] = x[i] * 2
-
     x, out = np.arange(37, dtype=np.float32), np.zeros(37, np.float32)
     with simulated_launches():
         twice[2, 32](Tensor(x), Tensor(out))

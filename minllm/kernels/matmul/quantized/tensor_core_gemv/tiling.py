@@ -9,7 +9,8 @@ from minllm.tiles.warp import WARP
 
 PAIRS, TILE_ROWS = 8, 16  # row pairs of a tile (outputs.py), and its rows
 MOST_ROWS = 16  # most rows of x
-SMS, LONG_ROW = 132, 64  # of the GPU for which tilings are chosen; steps
+SMS = 132  # of an H100 and an H200, for which tilings are chosen
+LONG_ROW = 64  # steps of a row that is long
 MOST_GROUPS, MOST_TABLE_BYTES = 4, 35 * 1024  # groups per step; bytes of NF4's tables and the barriers
 BUFFERS = 2  # buffers of sums (sums.py)
 # Percentage of an SM's memory that is shared memory. Loads in flight have their places in the rest, L1 (gemv.py), but the next kernel
