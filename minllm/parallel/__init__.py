@@ -5,6 +5,7 @@
     shared_memory.py      within a host, for NumPy arrays
     nccl.py               between GPUs
     peer_communicator.py  between GPUs of a host, with our own all-reduce kernels; peer_memory.py maps their shared memory
+    shared_gpu.py         between ranks that share a GPU, for tests and lessons; ranks_per_gpu.py says how many do
     processes.py          ranks that rank 0 starts on its host, and ends
     launched/             ranks started by a launcher
     grid.py               the stage of each rank

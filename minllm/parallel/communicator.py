@@ -11,7 +11,8 @@ Communication Operations in MPICH", section 1.
 
 from typing import Any, Protocol
 
-from minllm.errors import MinLLMError
+from minllm.errors import KernelArgumentError, MinLLMError
+from minllm.kernels.arguments import FLOAT_DTYPES, is_contiguous
 
 Array = Any
 
@@ -66,3 +67,24 @@ class Communicator(Protocol):
     def close(self) -> None:
         """Release memory and links. Calling it again does nothing."""
         ...
+
+
+def check_summed(array: Array) -> None:
+    """Raise KernelArgumentError for an array of numbers that all_reduce does not add."""
+    if array.dtype not in FLOAT_DTYPES:
+        raise KernelArgumentError(f"all_reduce was given {array.dtype}; it adds {', '.join(one.name for one in FLOAT_DTYPES)}")
+
+
+def check_gathered(array: Array, out: Array, ranks: int) -> None:
+    """Raise KernelArgumentError if `out` cannot hold the arrays of so many ranks."""
+    if out.shape != (ranks, *array.shape) or out.dtype != array.dtype:
+        raise KernelArgumentError(
+            f"all_gather was given an out of {out.dtype} {list(out.shape)}; for {array.dtype} {list(array.shape)} of {ranks} ranks it must "
+            f"be {array.dtype} {[ranks, *array.shape]}"
+        )
+
+
+def check_contiguous(array: Array) -> None:
+    """Raise KernelArgumentError for an array with gaps."""
+    if not is_contiguous(array):
+        raise KernelArgumentError(f"ranks exchange C-contiguous arrays, and one of strides {array.strides} was given: copy it first")

@@ -24,9 +24,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from minllm.errors import InvalidOptionError, KernelArgumentError
-from minllm.kernels.arguments import is_contiguous
-from minllm.parallel.communicator import CommunicationError, Communicator
+from minllm.errors import InvalidOptionError
+from minllm.parallel.communicator import CommunicationError, Communicator, check_contiguous, check_gathered, check_summed
 from minllm.parallel.let_go import LIMIT_S
 from minllm.runtime.array_protocol import Array
 
@@ -70,19 +69,14 @@ class NcclCommunicator:
 
     def all_reduce(self, array: Array) -> None:
         """array = the sum of all ranks' arrays, in place: float32, float16 or bfloat16."""
-        if array.dtype not in SUMMED:
-            raise KernelArgumentError(f"all_reduce was given {array.dtype}; it adds {', '.join(one.name for one in SUMMED)}")
+        check_summed(array)
         at = self._address(array)
         with self._explained("all-reduce"):
             self._nccl.all_reduce(at, at, array.size, SUMMED[array.dtype], SUM, self._handle, self.stream)
 
     def all_gather(self, array: Array, out: Array) -> None:
         """out[r] = rank r's array."""
-        if out.shape != (self.world_size, *array.shape) or out.dtype != array.dtype:
-            raise KernelArgumentError(
-                f"all_gather was given an out of {out.dtype} {list(out.shape)}; for {array.dtype} {list(array.shape)} of "
-                f"{self.world_size} ranks it must be {array.dtype} {[self.world_size, *array.shape]}"
-            )
+        check_gathered(array, out, self.world_size)
         with self._explained("all-gather"):
             self._nccl.all_gather(self._address(array), self._address(out), array.nbytes, BYTES, self._handle, self.stream)
 
@@ -134,8 +128,7 @@ class NcclCommunicator:
     def _address(self, array: Array) -> int:
         if self._closing is not None:
             raise CommunicationError("This communicator is closed.")
-        if not is_contiguous(array):
-            raise KernelArgumentError(f"ranks exchange C-contiguous arrays, and one of strides {array.strides} was given: copy it first")
+        check_contiguous(array)
         return array.pointer
 
     @contextlib.contextmanager

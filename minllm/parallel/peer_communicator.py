@@ -107,6 +107,6 @@ class PeerCommunicator:
 
     def abort(self) -> None:
         """Let kernels that wait for a peer give up; their results are wrong. Another thread may call it."""
-        from minllm.runtime.exported_memory import note_fault
+        from minllm.runtime.exported_memory import write_now
 
-        note_fault(self.fault, self.rank + 1)
+        write_now(self.fault, self.rank + 1)

@@ -53,9 +53,21 @@ def connect_peers(host: Communicator, most_bytes: int, inbox_bytes: int, machine
 
     host: a communicator of the same ranks, for NumPy arrays. inbox_bytes: the largest message of low_latency.
     """
+    memories = mapped_by_all(host, arrays_of(None, host.world_size, most_bytes, inbox_bytes, machine)[1], machine)
+    if isinstance(memories, str):
+        return memories
+    found = tuple(arrays_of(memory, host.world_size, most_bytes, inbox_bytes, machine)[0] for memory in memories)
+    return PeerMemory(Peers(host.rank, found), memories)
+
+
+def mapped_by_all(host: Communicator, nbytes: int, machine: SharedMachine) -> list[Any] | str:
+    """The memories of all ranks, nbytes each, mapped by this one, or the reason why there are none. All ranks get the same kind of result.
+
+    host: a communicator of the same ranks, for NumPy arrays.
+    """
     own, reason = None, ""
     try:
-        own = machine.export(arrays_of(None, host.world_size, most_bytes, inbox_bytes, machine)[1])
+        own = machine.export(nbytes)
     except DeviceError as error:
         reason = str(error)
     handles = _gathered(host, np.frombuffer(own.handle if own else b"", np.uint8) if own else np.zeros(0, np.uint8))
@@ -68,8 +80,7 @@ def connect_peers(host: Communicator, most_bytes: int, inbox_bytes: int, machine
     reasons = [text.tobytes().decode() for text in _gathered(host, np.frombuffer(reason.encode(), np.uint8))]
     if any(reasons):
         return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text)
-    found = tuple(arrays_of(memory, host.world_size, most_bytes, inbox_bytes, machine)[0] for memory in memories)
-    return PeerMemory(Peers(host.rank, found), memories)
+    return memories
 
 
 def arrays_of(memory: Array, ranks: int, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> tuple[RankMemory, int]:

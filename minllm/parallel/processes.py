@@ -31,6 +31,7 @@ from minllm.errors import InvalidOptionError
 from minllm.machine.host import available_cores
 from minllm.parallel.communicator import CommunicationError, PeerLostError
 from minllm.parallel.let_go import let_go
+from minllm.parallel.ranks_per_gpu import ranks_per_gpu
 from minllm.parallel.shared_memory import SharedMemoryCommunicator, memory_bytes
 from minllm.parallel.sockets import SocketCommunicator
 from minllm.runtime.child_process import end_children, receive_task, send_task, start_child
@@ -53,7 +54,7 @@ class Rank(NamedTuple):
     host: SocketCommunicator  # for NumPy arrays
     at_failure: list[Callable[[], Any]]  # functions that another thread of this process calls when a rank has ended
     channel: Connection | None = None  # to rank 0; None on rank 0
-    own_gpu: int | None = None  # None: the rank's number
+    own_gpu: int | None = None  # None: by the rank's number
 
     @property
     def to_leader(self) -> Connection:
@@ -65,7 +66,7 @@ class Rank(NamedTuple):
     @property
     def gpu(self) -> int:
         """The number of the rank's GPU."""
-        return self.rank if self.own_gpu is None else self.own_gpu
+        return self.rank // ranks_per_gpu() if self.own_gpu is None else self.own_gpu
 
 
 class Task(NamedTuple):

@@ -10,15 +10,13 @@ end of the socket at once instead of waiting.
 import socket
 from collections.abc import Iterator, Mapping
 
-import ml_dtypes
 import numpy as np
 
 from minllm.errors import KernelArgumentError
-from minllm.parallel.communicator import CommunicationError, PeerLostError
+from minllm.parallel.communicator import CommunicationError, PeerLostError, check_summed
 
 PART_BYTES = 1 << 20  # an array of more bytes is exchanged in parts of this size
 TIME_LIMIT_S = 600.0  # time limit of a wait: loading a large model may take minutes longer on one rank than on another
-SUMMED = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 class SocketCommunicator:
@@ -51,8 +49,7 @@ class SocketCommunicator:
 
     def all_reduce(self, array: np.ndarray) -> None:
         """array = the sum of all ranks' arrays, in place: float32, float16 or bfloat16, added in float32 in the order of ranks."""
-        if array.dtype not in SUMMED:
-            raise KernelArgumentError(f"all_reduce was given {array.dtype}; it adds {', '.join(one.name for one in SUMMED)}")
+        check_summed(array)
         for own, parts in self._parts(array):
             total = parts[0].astype(np.float32)
             for other in parts[1:]:

@@ -49,11 +49,11 @@ def array_at(pointer: int, size: int, dtype: object, owner: object) -> DeviceArr
     return DeviceArray(pointer, (size,), dtype, owner, CudaMemory())
 
 
-def note_fault(fault: DeviceArray, number: int) -> None:
-    """Overwrite a 32-bit word with `number` while kernels run; any thread may call it."""
+def write_now(words: DeviceArray, number: int) -> None:
+    """Overwrite 32-bit words with `number` while kernels run; any thread may call it."""
     from cuda.bindings import driver
 
-    check_driver(driver.cuMemsetD32Async(fault.pointer, number, 1, _other_stream()), "note a fault")
+    check_driver(driver.cuMemsetD32Async(words.pointer, number, words.size, _other_stream()), "write words that kernels read")
 
 
 def read_word(word: DeviceArray) -> int:
@@ -67,7 +67,7 @@ def read_word(word: DeviceArray) -> int:
 
 
 def _other_stream() -> object:
-    """The stream of `note_fault` and `read_word`, usable in this thread from now on."""
+    """The stream of `write_now` and `read_word`, usable in this thread from now on."""
     from minllm.runtime.device import current_device
 
     current_device()

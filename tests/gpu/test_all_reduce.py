@@ -101,7 +101,7 @@ def test_a_peer_that_never_comes_is_named(name, count):
     ranks = PeerGpus(count, 1 << 16, polls=1 << 16)
     x = ranks.array(0, np.ones(4096, np.float32))
     one = VARIANTS[name](x, x, ranks.peers[0])
-    ranks.devices.load([one, one])
+    ranks.devices.load([one] * count)
     ranks.devices.devices[0].set_current()
     one.launch(ranks.devices.streams[0])
     ranks.devices.synchronize()

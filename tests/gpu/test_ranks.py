@@ -1,4 +1,7 @@
-"""Several GPUs: tensor and pipeline parallelism over NCCL against one GPU. Skipped below two GPUs, or without nccl4py."""
+"""Ranks: tensor and pipeline parallelism against one rank. On a machine with one GPU they share it (parallel/shared_gpu.py).
+
+With several GPUs nccl4py is needed.
+"""
 
 import importlib.util
 import json
@@ -12,7 +15,9 @@ import pytest
 from minllm import LLM, SamplingParams
 from minllm.engine.ranks.serve import STATE
 from minllm.kernels.all_reduce.choice import BY_SIZE, LIBRARY, names
+from minllm.kernels.all_reduce.peers import MOST_RANKS
 from minllm.parallel.processes import RankError
+from minllm.parallel.ranks_per_gpu import RANKS_PER_GPU
 from minllm.parallel.time_limits import STEP_S
 from minllm.runtime.device import device_names
 from tests.engine.models import model_directory
@@ -21,12 +26,18 @@ from tests.engine.ranks.launched_program import PROMPTS as LAUNCHED_PROMPTS
 from tests.engine.ranks.models import save_model_of_eight_heads, save_model_of_one_kv_head
 from tests.engine.ranks.test_launched import launch
 
+GPUS = len(device_names())
+MOST = MOST_RANKS if GPUS == 1 else GPUS  # ranks
 pytestmark = [
-    pytest.mark.skipif(len(device_names()) < 2, reason="there are fewer than two GPUs"),
-    pytest.mark.skipif(importlib.util.find_spec("nccl") is None, reason="nccl4py is not installed"),
+    pytest.mark.skipif(GPUS > 1 and importlib.util.find_spec("nccl") is None, reason="nccl4py is not installed"),
     pytest.mark.xdist_group("several GPUs"),
 ]
 PROMPTS = [[5, 6, 7], [11] * 40, [2, 3], list(range(60, 90))]
+ON_ONE_GPU = (  # without --exhaustive
+    "test_tokens_of_two_hundred_prompts_are_those_of_one_gpu[2-1]",
+    "test_tokens_of_two_hundred_prompts_are_those_of_one_gpu[1-2]",
+    "test_a_killed_rank_ends_all_within_five_seconds[by_size]",
+)
 FORMS = {
     "two tensor ranks": dict(tensor_parallel_size=2),
     "three stages": dict(pipeline_parallel_size=3),
@@ -36,6 +47,15 @@ FORMS = {
     },
     "all-reduce without graphs": dict(tensor_parallel_size=2, kernel_variants={"all_reduce": BY_SIZE}, enforce_eager=True),
 }
+
+
+@pytest.fixture(autouse=True)
+def place(request, monkeypatch):
+    """A GPU for each rank; or the only one for all, on which the ranks take turns, so that all tests would take minutes."""
+    if GPUS == 1:
+        monkeypatch.setenv(RANKS_PER_GPU, str(MOST))
+        if request.node.name not in ON_ONE_GPU and not request.config.option.exhaustive:
+            pytest.skip("ranks that share a GPU run this test with --exhaustive")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +70,7 @@ def options(dtype):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_are_those_of_one_gpu_and_ranks_agree_bitwise(form, directory):
-    if form.startswith("three stages") and len(device_names()) < 3:
+    if form.startswith("three stages") and MOST < 3:
         pytest.skip("there are fewer than three GPUs")
     requests = [SamplingParams(temperature=0, max_tokens=16), SamplingParams(temperature=0.9, top_p=0.8, seed=4, logprobs=2, max_tokens=16)]
     with LLM(directory, **options("float32")) as alone:
@@ -68,7 +88,7 @@ def test_tokens_are_those_of_one_gpu_and_ranks_agree_bitwise(form, directory):
 @pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 2), (4, 1), (2, 2), (8, 1), (4, 2)])
 def test_tokens_of_two_hundred_prompts_are_those_of_one_gpu(tensor, stages, tmp_path):
     """In batches of all sizes up to 48, through all kernels that the sizes choose; all ranks then have the same state."""
-    if tensor * stages > len(device_names()):
+    if tensor * stages > MOST:
         pytest.skip(f"there are fewer than {tensor * stages} GPUs")
     model, rng = save_model_of_eight_heads(tmp_path), np.random.default_rng(7)
     prompts = [rng.integers(0, 256, length).tolist() for length in rng.integers(1, 60, 200)]
@@ -88,7 +108,7 @@ def test_tokens_of_two_hundred_prompts_are_those_of_one_gpu(tensor, stages, tmp_
 @pytest.mark.parametrize(("count", "context"), [(2, 2), (4, 4), (4, 2)])
 def test_ranks_that_share_contexts_agree_with_one_gpu(count, context, dtype, tmp_path):
     """Prompts in chunks, steps of all sizes, in graphs; in bfloat16 outputs are rounded before they are merged."""
-    if count > len(device_names()):
+    if count > MOST:
         pytest.skip(f"there are fewer than {count} GPUs")
     given = options(dtype) | dict(load_format="dummy")
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)

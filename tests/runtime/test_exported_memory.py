@@ -8,7 +8,7 @@ import pytest
 
 from minllm.runtime import exported_memory
 from minllm.runtime.device import assume
-from minllm.runtime.exported_memory import array_at, note_fault, read_word
+from minllm.runtime.exported_memory import array_at, read_word, write_now
 from tests.runtime.h200 import H200
 
 
@@ -44,6 +44,6 @@ def test_faults_are_noted_and_read_on_one_stream_whichever_the_thread(made):
     fault = array_at(word.ctypes.data, 1, np.uint32, word)
     with ThreadPoolExecutor(1) as thread:
         for number in range(3):
-            note_fault(fault, number)
+            write_now(fault, number)
             assert thread.submit(read_word, fault).result() == read_word(fault) == number
     assert len(made) == 1

@@ -4,16 +4,18 @@ from minllm.costs.parallel import shard
 from minllm.engine.build.engine import model_config
 from minllm.engine.options import EngineOptions
 from minllm.errors import InvalidOptionError
+from minllm.kernels.arguments import ceil_div
 from minllm.parallel.context_parallel import check_context_ranks
 from minllm.parallel.grid import check_stages
 from minllm.parallel.nccl import bindings
+from minllm.parallel.ranks_per_gpu import RANKS_PER_GPU, ranks_per_gpu
 from minllm.runtime.device import device_names
 
 
-def check_split(options: EngineOptions, gpus_here: int | None = None) -> None:
+def check_split(options: EngineOptions, ranks_here: int | None = None) -> None:
     """Raise InvalidOptionError for options or a model that ranks cannot share.
 
-    gpus_here: the number of GPUs needed on this host; None: one per rank.
+    ranks_here: the number of ranks that need a GPU of this host; None: all.
     """
     tensor, pipeline = options.tensor_parallel_size, options.pipeline_parallel_size
     sizes = [f"tensor_parallel_size={tensor}"] * (tensor > 1) + [f"pipeline_parallel_size={pipeline}"] * (pipeline > 1)
@@ -37,7 +39,7 @@ def check_split(options: EngineOptions, gpus_here: int | None = None) -> None:
     if device == "cpu" and options.kernel_variants:
         raise InvalidOptionError("kernel_variants chooses among GPU kernels by name, and this LLM runs on the CPU: leave names out.")
     if device == "cuda":
-        check_gpus(options.num_ranks if gpus_here is None else gpus_here)
+        check_gpus(options.num_ranks if ranks_here is None else ranks_here)
     config = model_config(options)
     shard(config, tensor)
     if options.decode_context_parallel_size > 1:
@@ -63,16 +65,19 @@ def check_shared_contexts(options: EngineOptions) -> None:
 
 
 def check_gpus(ranks: int) -> None:
-    """Raise InvalidOptionError unless there are as many GPUs as ranks, all of one kind, and NCCL's bindings."""
-    names = device_names()
-    if ranks > len(names):
+    """Raise InvalidOptionError unless there are GPUs of one kind for so many ranks, and NCCL's bindings if each has one of its own."""
+    names, each = device_names(), ranks_per_gpu()
+    used = names[: ceil_div(ranks, each)]
+    if ranks > len(names) * each:
         raise InvalidOptionError(
-            f"{ranks} ranks need {ranks} GPUs, one each, and this machine shows {len(names)} ({', '.join(names)}): lower "
-            "tensor_parallel_size or pipeline_parallel_size, or let CUDA_VISIBLE_DEVICES show more."
+            f"{ranks} ranks need {ceil_div(ranks, each)} GPUs, {'one' if each == 1 else f'{each} ranks'} each, and this machine shows "
+            f"{len(names)} ({', '.join(names)}): lower tensor_parallel_size or pipeline_parallel_size, let CUDA_VISIBLE_DEVICES show more, "
+            f"or, to try ranks on fewer GPUs, slowly, set {RANKS_PER_GPU}={ceil_div(ranks, max(1, len(names)))}."
         )
-    if len(set(names[:ranks])) > 1:
+    if len(set(used)) > 1:
         raise InvalidOptionError(
-            f"{ranks} ranks need GPUs of one kind, which compute the same bits, and these are {', '.join(names[:ranks])}: choose some with "
+            f"{ranks} ranks need GPUs of one kind, which compute the same bits, and these are {', '.join(used)}: choose some with "
             "CUDA_VISIBLE_DEVICES."
         )
-    bindings()
+    if each == 1:
+        bindings()

@@ -26,6 +26,7 @@ from minllm.errors import InvalidRequestError, MinLLMError
 from minllm.parallel.launched.environment import launched_rank
 from minllm.parallel.launched.ranks import LaunchedRanks
 from minllm.parallel.processes import RankError, is_effect
+from minllm.parallel.ranks_per_gpu import ranks_per_gpu
 from minllm.parallel.time_limits import rendezvous_seconds, step_seconds
 from minllm.runtime.device import device_names
 
@@ -130,8 +131,9 @@ def load_launched(options: EngineOptions, progress: Progress | None = None) -> E
     """
     launched = launched_rank(os.environ, options.num_ranks)
     gpus = device_names() if options.resolved_device() == "cuda" else []
-    gpu = 0 if len(gpus) == 1 else launched.local_rank  # a launcher may make only one GPU visible to each rank
-    check_split(options, gpu + 1)
+    place = 0 if len(gpus) == 1 else launched.local_rank  # a launcher may make only one GPU visible to each rank
+    check_split(options, place + 1)
+    gpu = place // ranks_per_gpu()
     if options.num_ranks == 1:
         return load_engine(options, progress)
     ranks = LaunchedRanks(launched, agreement(options, gpus[gpu : gpu + 1]), rendezvous_seconds(), gpu)

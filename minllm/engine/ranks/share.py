@@ -28,6 +28,8 @@ from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.peer_memory import connect_peers, gpu_machine
 from minllm.parallel.pipeline import PipelineNumpyOps
 from minllm.parallel.processes import Rank
+from minllm.parallel.ranks_per_gpu import ranks_per_gpu
+from minllm.parallel.shared_gpu import MailboxCommunicator
 from minllm.parallel.sockets import SocketCommunicator
 from minllm.parallel.split_weights import SplitReader
 from minllm.parallel.tensor_parallel import TensorParallelNumpyOps
@@ -110,10 +112,11 @@ class RankShare:
             ops.communicator = self._with_peers(ops, name)
         return ops
 
-    def _linked(self, ops: Any, host: Communicator) -> NcclCommunicator:
-        """A communicator of NCCL between the GPUs of the ranks of `host`, which ends with the rank."""
+    def _linked(self, ops: Any, host: Communicator) -> NcclCommunicator | MailboxCommunicator:
+        """A communicator between the GPUs of the ranks of `host`, or between ranks that share one, which ends with the rank."""
         with left_at_failure(self.rank.at_failure):  # NCCL waits for ever for a rank that has ended before it has come
-            link = NcclCommunicator.connect(host, ops.stream)
+            connect = NcclCommunicator.connect if ranks_per_gpu() == 1 else MailboxCommunicator
+            link = connect(host, ops.stream)
         ops.links.append(link)
         self.rank.at_failure.insert(0, link.abort)
         return link
@@ -137,10 +140,10 @@ class RankShare:
         return communicator
 
     def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:
-        """The smallest budget of all ranks; on a CPU the ranks first divide the host's memory among them."""
+        """The smallest budget of all ranks; those that share a memory, as on a CPU, first divide it among them."""
         num_bytes = budget.num_bytes
-        if device == "cpu" and options.kv_cache_memory_bytes is None:
-            num_bytes //= self.rank.world_size
+        if options.kv_cache_memory_bytes is None:
+            num_bytes //= self.rank.world_size if device == "cpu" else ranks_per_gpu()
         of_ranks = np.empty((self.rank.world_size, 1), np.int64)
         self.rank.host.all_gather(np.array([num_bytes], np.int64), of_ranks)
         return replace(budget, num_bytes=int(of_ranks.min()))
