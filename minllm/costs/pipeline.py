@@ -7,8 +7,8 @@ model's time for it. Then each of the other micro-batches takes the time of the 
 
 A stage reads its weights once per micro-batch, and multiplies by them meanwhile. So micro-batches of few tokens only add reads: the engine
 makes as many as there are stages if each has FEWEST_TOKENS, about half of what a Hopper GPU multiplies by 16-bit weights while it reads
-them, and else fewer. Stages can hold a model that one GPU cannot, and raise the throughput of large batches, but shorten no sequence's
-step. Source: Huang et al. 2019, "GPipe", section 2.3.
+them, and else fewer. Stages can hold a model that one GPU cannot, raise the throughput of large batches, and shorten long prompts, whose
+parts are micro-batches too, but no sequence's decode step. Source: Huang et al. 2019, "GPipe", section 2.3.
 """
 
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ FEWEST_TOKENS = 128  # per micro-batch, if there are several
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The micro-batches of a step. count: how many; sequences: those of the largest one."""
+    """The micro-batches of a step. count: how many; tokens: those of the largest one."""
 
     count: int
-    sequences: int
+    tokens: int
     stages: int
 
     @property
@@ -34,7 +34,7 @@ class MicroBatches:
 
 
 def micro_batches(tokens: int, stages: int) -> MicroBatches:
-    """How the engine divides a step of this number of tokens into micro-batches for its stages; a sequence that decodes has one token."""
+    """How the engine divides a step of so many tokens into micro-batches for its stages: a sequence that decodes has one, a prompt many."""
     count = max(1, min(stages, tokens // FEWEST_TOKENS))
     return MicroBatches(count, -(-tokens // count), stages)
 

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minllm.costs import Stage
+from minllm.costs.pipeline import micro_batches
 from minllm.planning.floor import Floor
 from minllm.planning.measured import Comparison
 from minllm.planning.plan import Plan
@@ -130,7 +131,7 @@ def floor_line(floor: Floor) -> str:
 def stages_line(plan: Plan) -> str:
     """The number of pipeline stages, and the share of a decode step that each is idle."""
     stages = plan.wishes.pipeline_parallel
-    parts = counted(min(stages, plan.wishes.batch), "micro-batch", "micro-batches")
+    parts = counted(micro_batches(plan.wishes.batch, stages).count, "micro-batch", "micro-batches")
     return f"{stages} of equal numbers of layers; in a decode step of {parts} each waits {100 * plan.decode.bubble:.0f} % of the time"
 
 

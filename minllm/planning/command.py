@@ -99,9 +99,9 @@ def wishes_for(
 def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:
     """The stages of one GPU's part of a decode step and of a prefill.
 
-    For a pipeline they are those of one micro-batch in its last stage.
+    For a pipeline they are those of its last stage: of one micro-batch of decodes, and of the whole prompt.
     """
-    sequences = micro_batches(wishes.batch, wishes.pipeline_parallel).sequences
+    sequences = micro_batches(wishes.batch, wishes.pipeline_parallel).tokens
     weights, part = WEIGHT_FORMATS[wishes.dtype], last_stage(costs.shard(config, wishes.tensor_parallel), wishes.pipeline_parallel)
     sizes = dict(itemsize=weights.itemsize, kv_itemsize=kv_itemsize(wishes.kv_dtype, config.head_dim))
     sizes |= dict(weight_format=weights, residual_window=wishes.residual_window)

@@ -11,12 +11,12 @@ them; below it a larger batch is nearly free. Source: Pope et al. 2023, "Efficie
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minllm import costs
 from minllm.cache.capacity import activation_bytes
 from minllm.costs.parameters import expert_parameters, layer_matrices
-from minllm.costs.pipeline import last_stage, micro_batches
+from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches
 from minllm.costs.step_limits import step_limits
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
@@ -128,8 +128,9 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
 
     machine = dict(config=config, gpu=gpu, tflops=tflops, degree=wishes.tensor_parallel, itemsize=weights.itemsize)
     together = micro_batches(wishes.batch, stages)
-    decode = Passes(*(costs.decode_step(one, together.sequences, wishes.context, **sizes) for one in (all_stages, part)))
-    prompt = Passes(*(costs.prefill(one, wishes.context, **sizes) for one in (all_stages, part)))
+    decode = Passes(*(costs.decode_step(one, together.tokens, wishes.context, **sizes) for one in (all_stages, part)))
+    chunks = micro_batches(wishes.context, stages)
+    prompt = Passes(*(chunk_of(costs.prefill(one, wishes.context, **sizes), chunks) for one in (all_stages, part)))
     part_weights = costs.weight_bytes(part, weights.itemsize, weight_format=weights)
     kv_token = costs.kv_bytes_per_token(part, kv_item)
     window, sequence_bytes, held_bytes = 0, wishes.policy.allocated_bytes(wishes.context, kv_token), wishes.context * kv_token
@@ -143,7 +144,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         wishes=wishes,
         parameters=costs.parameter_count(config),
         active_parameters=costs.active_parameters(config),
-        touched_experts=touched_experts(config, together.sequences) if config.num_experts else None,
+        touched_experts=touched_experts(config, together.tokens) if config.num_experts else None,
         all_weight_bytes=costs.weight_bytes(config, weights.itemsize, weight_format=weights),
         weight_bytes=part_weights,
         all_kv_bytes_per_token=costs.kv_bytes_per_token(config, kv_item),
@@ -164,9 +165,14 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
         tflops=tflops,
         tflops_source=tflops_source,
         ridge_batch=ridge_batch(config, weights.matrix_itemsize, tflops, gpu.ceiling_tb_s),
-        decode=step_floor(decode, together, together.sequences, together.sequences, wishes.batch, **machine),
-        prefill=step_floor(prompt, micro_batches(1, stages), wishes.context, 1, wishes.context, **machine),
+        decode=step_floor(decode, together, together.tokens, together.tokens, wishes.batch, **machine),
+        prefill=step_floor(prompt, chunks, chunks.tokens, 1, wishes.context, **machine),
     )
+
+
+def chunk_of(prompt: costs.Cost, chunks: MicroBatches) -> costs.Cost:
+    """The average cost of a prompt's micro-batches: each reads the weights, and they divide the arithmetic."""
+    return replace(prompt, flops=prompt.flops // chunks.count)
 
 
 def ridge_batch(config: ModelConfig, itemsize: float, tflops: float, bandwidth_tb_s: float) -> float:

@@ -2,6 +2,7 @@
 
     decode step    costs/step_time.py of one GPU's part, and the all-reduces between the GPUs of a stage
     prefill        t = t_request + stages / E + all-reduces
+    in a pipeline  one micro-batch through all layers, and each of the others through the last stage (costs/pipeline.py)
 
 All-reduces take the times that were measured between as many such GPUs, of the kernel that the engine chooses or of NCCL, whichever is
 shorter. Every kernel of a prefill takes longer than step_time.py says, which is fitted to kernels that run alone and briefly; E is that
@@ -9,9 +10,12 @@ share, and t_request what the engine adds to a single prompt. Both are fitted to
 H200s (docs/results/h200_ranks.json).
 """
 
+from collections.abc import Callable
+
 from minllm import costs
 from minllm.costs.measured_all_reduces import KERNELS, NCCL, all_reduce_microseconds
 from minllm.costs.parallel import all_reduces
+from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches
 from minllm.costs.stages import forward_stages, visible_pairs
 from minllm.costs.step_time import COMPARED, HEAD, LAUNCH, StepRates, decode_step_seconds, stage_seconds
 from minllm.machine.hardware import Gpu
@@ -35,40 +39,61 @@ def step_rates(gpu: Gpu) -> StepRates | None:
 def predicted_step_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> float | None:
     """Milliseconds of a decode step on Hopper GPUs, with a cache in 16 bits.
 
-    None for other GPUs, caches and weights, for a pipeline, and for as many GPUs as all-reduces were not measured between.
+    None for other GPUs, caches and weights, and for as many GPUs as all-reduces were not measured between.
     """
-    rates, reduced = step_rates(gpu), all_reduces_ms(config, gpu, wishes, wishes.batch)
-    if rates is None or reduced is None or not is_predicted(config, wishes, (*SIXTEEN_BITS, *COMPARED)):
+    rates, parts = step_rates(gpu), micro_batches(wishes.batch, wishes.pipeline_parallel)
+    if rates is None or not is_predicted(config, gpu, wishes, (*SIXTEEN_BITS, *COMPARED)):
         return None
-    part, weights = costs.shard(config, wishes.tensor_parallel), WEIGHT_FORMATS[wishes.dtype]
-    given = {} if wishes.dtype in SIXTEEN_BITS else dict(weight_format=weights)
-    norms = 2 * config.num_hidden_layers if wishes.tensor_parallel > 1 and wishes.batch > 1 else 0  # no GEMM after a sum computes them
-    return 1e3 * (decode_step_seconds(part, wishes.batch, wishes.context, rates, **given) + norms * LAUNCH) + reduced
+    given = {} if wishes.dtype in SIXTEEN_BITS else dict(weight_format=WEIGHT_FORMATS[wishes.dtype])
+    sums_alone = wishes.tensor_parallel > 1 and parts.tokens > 1  # no GEMM after a sum computes the norm
+
+    def milliseconds(layers: ModelConfig) -> float:
+        """Of a micro-batch in these layers."""
+        seconds = decode_step_seconds(costs.shard(layers, wishes.tensor_parallel), parts.tokens, wishes.context, rates, **given)
+        norms = 2 * layers.num_hidden_layers * LAUNCH if sums_alone else 0
+        return 1e3 * (seconds + norms) + all_reduces_ms(layers, gpu, wishes, parts.tokens)
+
+    return through_stages(config, parts, milliseconds)
 
 
 def predicted_prefill_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> float | None:
     """Milliseconds from one prompt of `wishes.context` tokens to its token, with weights in 16 bits; None as for predicted_step_ms."""
-    rates, reduced = step_rates(gpu), all_reduces_ms(config, gpu, wishes, wishes.context)
-    if rates is None or reduced is None or not is_predicted(config, wishes, SIXTEEN_BITS):
+    rates, parts = step_rates(gpu), micro_batches(wishes.context, wishes.pipeline_parallel)
+    if rates is None or not is_predicted(config, gpu, wishes, SIXTEEN_BITS):
         return None
-    part, tokens = costs.shard(config, wishes.tensor_parallel), wishes.context
-    stages = forward_stages(part, Sizes(tokens, 1, visible=visible_pairs(tokens, 0), read=tokens))
-    given = part, rates, WEIGHT_FORMATS["bfloat16"]
-    seconds = sum(stage_seconds(stage, 1 if stage.name in HEAD else tokens, *given) for stage in stages)
-    return REQUEST_MS + 1e3 * seconds / SHARE_IN_PREFILL + reduced
+    tokens, visible = parts.tokens, visible_pairs(wishes.context, 0) // parts.count
+
+    def milliseconds(layers: ModelConfig) -> float:
+        """Of a micro-batch in these layers, with as many keys before it as the average."""
+        part = costs.shard(layers, wishes.tensor_parallel)
+        stages = forward_stages(part, Sizes(tokens, 1, visible=visible, read=wishes.context))
+        given = part, rates, WEIGHT_FORMATS["bfloat16"]
+        seconds = sum(stage_seconds(stage, 1 if stage.name in HEAD else tokens, *given) for stage in stages)
+        return 1e3 * seconds / SHARE_IN_PREFILL + all_reduces_ms(layers, gpu, wishes, tokens)
+
+    return REQUEST_MS + through_stages(config, parts, milliseconds)
 
 
-def is_predicted(config: ModelConfig, wishes: Wishes, weights: tuple[str, ...]) -> bool:
-    """Whether steps are predicted for these weights and this cache. Experts were measured in 16 bits on one GPU."""
+def through_stages(config: ModelConfig, parts: MicroBatches, milliseconds: Callable[[ModelConfig], float]) -> float:
+    """Milliseconds of a step. milliseconds: of a micro-batch in some layers, which are a model of their own."""
+    others = parts.count - 1
+    return milliseconds(config) + (others * milliseconds(last_stage(config, parts.stages)) if others else 0)
+
+
+def is_predicted(config: ModelConfig, gpu: Gpu, wishes: Wishes, weights: tuple[str, ...]) -> bool:
+    """Whether steps are predicted for these weights, this cache and so many GPUs. Experts were measured in 16 bits on one GPU."""
     unmeasured = config.num_experts and (wishes.gpus > 1 or wishes.dtype not in SIXTEEN_BITS)
-    return wishes.pipeline_parallel == 1 and wishes.dtype in weights and wishes.kv_dtype in SIXTEEN_BITS and not unmeasured
+    reduces = wishes.tensor_parallel == 1 or all_reduce_times(config, gpu, wishes, 1)
+    return wishes.dtype in weights and wishes.kv_dtype in SIXTEEN_BITS and not unmeasured and bool(reduces)
 
 
-def all_reduces_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes, tokens: int) -> float | None:
-    """Milliseconds of the all-reduces of a step of this number of tokens; None if they were not measured between these GPUs."""
-    if wishes.tensor_parallel == 1:
-        return 0.0
+def all_reduces_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes, tokens: int) -> float:
+    """Milliseconds of the all-reduces of a step of this number of tokens."""
+    return 0.0 if wishes.tensor_parallel == 1 else 1e-3 * all_reduces(config) * min(all_reduce_times(config, gpu, wishes, tokens))
+
+
+def all_reduce_times(config: ModelConfig, gpu: Gpu, wishes: Wishes, tokens: int) -> list[float]:
+    """Microseconds of an all-reduce by NCCL and by the kernels; empty if they were not measured between these GPUs."""
     message = tokens * config.hidden_size * 2
     times = [all_reduce_microseconds(gpu.short_name, wishes.tensor_parallel, message, by) for by in (NCCL, KERNELS)]
-    known = [one for one in times if one is not None]
-    return 1e-3 * all_reduces(config) * min(known) if known else None
+    return [one for one in times if one is not None]

@@ -412,16 +412,28 @@ MODEL, SIZES = (
     r"(?:batch (?P<batch>\d+), context (?P<context>\d+)|prompt of (?P<prompt>\d+))",
 )
 STEP = re.compile(f"{MODEL}, {SIZES}")
-PREDICTED = [row for row in RANKS["rows"] if row["unit"] == "ms" and "stages" not in row["variant"]]  # pipelines are not predicted
+PREDICTED = [row for row in RANKS["rows"] if row["unit"] == "ms"]
 
 
 @pytest.mark.parametrize("row", PREDICTED, ids=lambda row: f"{row['case']}, {row['variant']}")
 def test_recorded_steps_of_several_gpus_are_predicted_within_a_tenth(row):
     found, ranks = STEP.fullmatch(row["case"]), int(row["variant"].split()[0])
     sizes = int(found["context"] or found["prompt"]), int(found["batch"] or 1), found["weights"] or "bfloat16"
-    wishes = Wishes(*sizes, tensor_parallel=ranks)
+    wishes = Wishes(*sizes, **{"pipeline_parallel" if "stages" in row["variant"] else "tensor_parallel": ranks})
     predict = predicted_prefill_ms if found["prompt"] else predicted_step_ms
     assert predict(named_config(found[1]), gpu_named("h200")[1], wishes) == pytest.approx(row["value"], rel=0.1)
+
+
+def test_a_prompt_passes_through_stages_in_parts_and_decodes_of_few_sequences_whole():
+    config, (_, h200) = LLAMA_8B, gpu_named("h200")
+    whole, half = Wishes(2048, 64), Wishes(1024, 64)
+    staged = replace(whole, pipeline_parallel=2)
+    assert predicted_step_ms(config, h200, staged) == predicted_step_ms(config, h200, whole)
+    least, most = (predicted_prefill_ms(config, h200, one) for one in (half, whole))
+    assert least < predicted_prefill_ms(config, h200, staged) < 0.85 * most  # three halves of half the layers, less efficient ones
+    floor, of_one = make_plan(config, h200, staged).prefill, make_plan(config, h200, whole).prefill
+    assert floor.compute_ms == pytest.approx(0.75 * of_one.compute_ms, rel=0.01) and floor.bubble == pytest.approx(1 / 3)
+    assert floor.tokens == 2048
 
 
 def test_a_step_is_predicted_where_its_kernels_were_measured():

@@ -17,6 +17,7 @@ from minllm.engine.running.forward_result import ForwardResult, Pending
 from minllm.engine.running.host_copies import Readback
 from minllm.engine.running.model_runner import ModelRunner
 from minllm.engine.scheduling.step import Span, Step
+from minllm.kernels.arguments import ceil_div
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.decoder import forward
 from minllm.ops.batch import Array, Batch
@@ -114,8 +115,11 @@ class RankRunner(ModelRunner):
         self.ops.warmed_up()
 
     def forwards(self, step: Step) -> list[list[Span]]:
-        """The spans of each forward: a micro-batch for every stage to work on, if there are enough tokens."""
-        return [part for spans in super().forwards(step) for part in divided(spans, self.num_stages)]
+        """The spans of each forward: a micro-batch for every stage to work on, if there are enough tokens.
+
+        With a residual window a prompt stays whole: its scratch memory holds no second part of it.
+        """
+        return [part for spans in super().forwards(step) for part in divided(spans, self.num_stages, cuts_prompts=not self._window)]
 
     def _launch_all(self, forwards: list[list[Span]], makes_drafts: bool) -> Many[Pending]:
         """Launch forwards. A stage computes all micro-batches before it waits for the first one's tokens, chosen by the last stage."""
@@ -184,13 +188,21 @@ class LeadingRunner(RankRunner):
             raise self.processes.failed(error) from error
 
 
-def divided(spans: list[Span], stages: int) -> list[list[Span]]:
-    """The spans of micro-batches, in their order, with about the same number of tokens."""
+def divided(spans: list[Span], stages: int, cuts_prompts: bool = True) -> list[list[Span]]:
+    """The spans of micro-batches, in their order, with about the same number of tokens.
+
+    cuts_prompts: whether prompts may be cut; a stage computes their parts one after the other, as it does with chunks of several steps.
+    """
     total, done = sum(span.length for span in spans), 0
     count = micro_batches(total, stages).count
     parts: list[list[Span]] = [[] for _ in range(count)]
     for span in spans:
-        parts[min(count - 1, done * count // max(1, total))].append(span)
+        part = min(count - 1, done * count // max(1, total))
+        while cuts_prompts and not span.decodes and (head := ceil_div((part + 1) * total, count) - done) < span.length:
+            parts[part].append(span._replace(length=head, sampled=()))
+            span = span._replace(start=span.start + head, length=span.length - head)
+            part, done = part + 1, done + head
+        parts[part].append(span)
         done += span.length
     return [part for part in parts if part]
 

@@ -26,7 +26,7 @@ OPTIONS = dict(device="cpu", max_model_len=96, max_num_seqs=4, max_num_batched_t
 PROMPTS = [[5, 6, 7], [11] * 40, [2, 3], list(range(60, 90)), [8, 8, 1]]
 REQUESTS = [
     SamplingParams(temperature=0, max_tokens=16),
-    SamplingParams(temperature=0.9, top_p=0.8, seed=4, logprobs=2, max_tokens=12),
+    SamplingParams(temperature=0.9, top_p=0.8, seed=4, logprobs=2, prompt_logprobs=1, max_tokens=12),
     SamplingParams(temperature=0, max_tokens=6, logits_processors=[lambda _, logits: np.roll(logits, 1)]),  # without graphs
     SamplingParams(seed=3, max_tokens=10, structured_outputs=StructuredOutputsParams(regex="[a-e ]{2,9}")),
 ]
@@ -126,7 +126,8 @@ def test_replayed_stages_make_the_tokens_of_one_process(tensor, pipeline, fewest
     for one, other in zip(found, wanted, strict=True):
         assert [output.outputs[0].token_ids for output in one] == [output.outputs[0].token_ids for output in other]
     for one, other in zip(found[1], wanted[1], strict=True):
-        for here, there in zip(one.outputs[0].logprobs, other.outputs[0].logprobs, strict=True):
+        numbers = ([*output.prompt_logprobs[1:], *output.outputs[0].logprobs] for output in (one, other))
+        for here, there in zip(*numbers, strict=True):
             np.testing.assert_allclose([x.logprob for x in here.values()], [x.logprob for x in there.values()], atol=1e-4)
 
 

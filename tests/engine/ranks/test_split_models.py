@@ -8,6 +8,8 @@ from shutil import copytree
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from minllm.costs import pipeline
@@ -95,12 +97,36 @@ def test_stages_hold_their_layers_and_pass_on_hidden_states(family, tensor):
 
 
 def test_micro_batches_keep_the_order_of_spans_and_share_their_tokens(monkeypatch):
-    spans = [Span(None, 0, length, False, ()) for length in (1, 1, 1, 1, 4, 8, 8)]
+    lengths = (1, 1, 1, 1, 4, 8, 8)
+    spans = [Span(None, 0, length, decodes=True, sampled=()) for length in lengths]
     assert divided(spans, 2) == [spans]  # too few tokens: a stage would read its weights twice
     monkeypatch.setattr(pipeline, "FEWEST_TOKENS", 8)
     assert [[span.length for span in part] for part in divided(spans, 2)] == [[1, 1, 1, 1, 4, 8], [8]]
     assert [[span.length for span in part] for part in divided(spans, 4)] == [[1, 1, 1, 1, 4], [8], [8]]
     assert divided(spans[:1], 4) == [spans[:1]]
+    prompts = [span._replace(decodes=False) for span in spans]
+    assert divided(prompts, 4, cuts_prompts=False) == [[span._replace(decodes=False) for span in part] for part in divided(spans, 4)]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 700)), min_size=1, max_size=20).map(lambda found: sorted(found, reverse=True)),
+    st.integers(2, 8),
+)
+def test_prompts_are_cut_so_that_micro_batches_have_equal_numbers_of_tokens(lengths, stages):
+    """Every token is computed once, in order; the last part of a prompt has its sequences that get a token."""
+    spans = [Span(number, 7 * number, 1 if decodes else length, decodes, (number,)) for number, (decodes, length) in enumerate(lengths)]
+    parts = divided(spans, stages)
+    sizes = [sum(span.length for span in part) for part in parts]
+    total = sum(span.length for span in spans)
+    assert len(parts) == max(1, min(stages, total // 128)) and max(sizes) - min(sizes) <= 1
+    joined = []
+    for span in (one for part in parts for one in part):
+        if joined and joined[-1].sequence == span.sequence:
+            head = joined.pop()
+            assert head.start + head.length == span.start and head.sampled == ()
+            span = span._replace(start=head.start, length=head.length + span.length)
+        joined.append(span)
+    assert joined == spans
 
 
 @pytest.mark.parametrize(
