@@ -160,7 +160,7 @@ function measuredTable(asked, tables) {
 function stageTable({ name, config, format, kvItem, wishes }) {
   const items = { item: format.itemsize, matrixBytes: matrixBytesIn(format), kvItem };
   const part = lastStage(shard(config, wishes.tensorParallel), wishes.pipelineParallel);
-  const stages = decodeStages(part, microBatches(wishes.batch, wishes.pipelineParallel).sequences, wishes.context, items);
+  const stages = decodeStages(part, microBatches(wishes.batch, wishes.pipelineParallel).tokens, wishes.context, items);
   const rows = stages.map((one) => [one.name, bytes(one.weights), bytes(one.kv), bytes(one.activations), figures((one.flops + one.other) / 1e9),
     figures(one.intensity)]);
   return table(`One decode step of ${name}, stage by stage`, ["stage", "weights", "keys and values", "activations", "GFLOP", "FLOP per byte"], rows);

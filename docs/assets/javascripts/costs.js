@@ -320,7 +320,7 @@ const FEWEST_TOKENS = 128; // per micro-batch, if there are several
 
 export function microBatches(tokens, stages) {
   const count = Math.max(1, Math.min(stages, Math.floor(tokens / FEWEST_TOKENS)));
-  return { count, sequences: Math.ceil(tokens / count), stages, bubble: (stages - 1) / (stages - 1 + count) };
+  return { count, tokens: Math.ceil(tokens / count), stages, bubble: (stages - 1) / (stages - 1 + count) };
 }
 
 // minllm/costs/measured_all_reduces.py: microseconds of one all-reduce, null if it was not measured between so many of these GPUs.
@@ -400,8 +400,9 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
   const weights = weightBytes(part, item, matrixBytes), budget = Math.floor(gpu.memory_gb * 1e9 * wishes.memoryShare);
   const sumOf = (stages) => ({ bytes: sum(stages.map((one) => one.weights + one.kv)), flops: sum(stages.map((one) => one.flops)) });
   const machine = { config, allStages, part, gpu, tflops, degree, item, pricePerHour }, together = microBatches(batch, stages);
-  const decode = (model) => sumOf(decodeStages(model, together.sequences, context, items));
-  const prefill = (model) => sumOf(prefillStages(model, context, items));
+  const chunks = microBatches(context, stages);
+  const decode = (model) => sumOf(decodeStages(model, together.tokens, context, items));
+  const prefill = (model, all = sumOf(prefillStages(model, context, items))) => ({ ...all, flops: Math.floor(all.flops / chunks.count) });
   const maxTokens = stepTokens(part, item, budget - weights);
   const kv = batch * sequence, activations = forwardBytes(part, batch, item, maxTokens);
   return {
@@ -410,10 +411,10 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
     memory: Math.floor(gpu.memory_gb * 1e9), budget, fits: weights + kv + activations <= budget,
     largestBatch: largestBatch(part, budget - weights, sequence, item, maxTokens),
     bandwidth: bandwidth(gpu), bandwidthSource: gpu.measured_copy_tb_s ? "measured copy" : "data sheet", tflops, tflopsSource,
-    maxTokens, activeParameters: activeParameters(config), touchedExperts: config.experts ? touchedExperts(config, together.sequences) : null,
+    maxTokens, activeParameters: activeParameters(config), touchedExperts: config.experts ? touchedExperts(config, together.tokens) : null,
     ridgeBatch: ((format.matrix_itemsize * tflops) / (2 * bandwidth(gpu))) * (layerMatrixParameters(config)
       / (layerMatrixParameters(config) - (config.experts - config.perToken) * expertParameters(config))),
-    decode: stepFloor(decode, together, together.sequences, together.sequences, batch, machine),
-    prefill: stepFloor(prefill, microBatches(1, stages), context, 1, context, machine),
+    decode: stepFloor(decode, together, together.tokens, together.tokens, batch, machine),
+    prefill: stepFloor(prefill, chunks, chunks.tokens, 1, context, machine),
   };
 }
