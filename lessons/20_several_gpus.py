@@ -71,7 +71,8 @@ def add_ranks(x, out, rank, copies, flags, epoch):  # copies, flags: one array p
 #
 # - split an MLP so that it needs one all-reduce, and say what each GPU holds;
 # - write an all-reduce, and say which loads and stores order two GPUs;
-# - predict from latency and bandwidth which algorithm wins, and what a step gains.
+# - predict from latency and bandwidth which algorithm wins, and what a step gains;
+# - say when stages of layers wait, and what they are good for.
 #
 # You need [lesson 2](02_your_first_kernel.py) and [lesson 4](04_arithmetic_intensity_and_the_roofline.py). You need no GPU.
 #
@@ -97,6 +98,7 @@ guess = Prediction(
         "yes",
         "no",
     ),
+    idle="A prompt of 2,048 tokens passes through 4 stages of layers in 4 parts. What per cent of the time does a stage wait?",
     on_four="The engine, 8B shape, on four H200s: how many times as fast as on one is a step of one sequence?",
     prompt_on_four="And a prompt of 2,048 tokens?",
 )
@@ -328,6 +330,59 @@ assert (a + b) + c != (c + a) + b
 # !!! tip "Takeaway"
 #     Every rank must add in the same order, or the ranks' texts diverge.
 #
+# ## Layers instead of parts of layers
+#
+# A **pipeline** gives each GPU whole layers, a *stage*. No sums are needed: a stage sends its hidden states to the next
+# one, a message per step that a network between hosts can carry. But a token passes through the stages one after the
+# other, so one sequence gains nothing. Stages work at the same time only on different *micro-batches*:
+
+# %%
+from minllm.costs.pipeline import micro_batches
+
+for tokens in (1, 256, 2048):  # of a step: sequences that decode, or a prompt
+    step = micro_batches(tokens, 4)
+    idle = f"each stage waits {100 * step.bubble:.0f} % of the time"
+    print(f"{tokens:4} tokens: {step.count} of up to {step.tokens} tokens; {idle}")
+for stage in range(4):  # the last of these steps, a column per turn
+    parts = [turn - stage for turn in range(3 + step.count)]
+    turns = "".join(f"{part}" if part in range(step.count) else "." for part in parts)
+    print(f"stage {stage}  {turns}")
+
+# %% tags=["hide"]
+assert step.bubble == 3 / 7 and turns == "...0123"
+
+# %% [markdown]
+# The dots are the *bubble*: $M - 1$ of $M - 1 + K$ turns, for $M$ stages and $K$ micro-batches. More and smaller ones
+# would shrink it, but a stage reads all its weights for each; so the engine makes none of fewer than 128 tokens. A prompt
+# is cut into parts: a stage has the keys of one part in its cache when the next part arrives.
+#
+# Run it: three stages of the bundled model, each a process with NumPy. With `device="cuda"` and
+# `MINLLM_RANKS_PER_GPU=3` in the environment they share your GPU, which NCCL does not allow
+# (`minllm/parallel/shared_gpu.py`):
+
+# %%
+import os
+
+from minllm import LLM, SamplingParams
+
+STAGES = 3 if os.name == "posix" else 1  # Windows cannot start ranks
+texts = {}
+for stages in (1, STAGES):
+    split = dict(pipeline_parallel_size=stages, max_num_seqs=1, max_model_len=64)
+    with LLM(device="cpu", dtype="float32", **split) as llm:
+        (found,) = llm.generate(
+            "def add(a, b):\n    ", SamplingParams(temperature=0, max_tokens=12)
+        )
+        texts[stages] = found.outputs[0].text
+print(texts[STAGES])
+
+# %% tags=["hide"]
+assert texts[1] == texts[STAGES]
+
+# %% [markdown]
+# !!! tip "Takeaway"
+#     Stages make room for larger models, over slow links too. They are busy only if a step has many tokens.
+#
 # ## From one block to the package
 #
 # The package's kernels use vectors of 16 bytes and many blocks, each of which waits for *the same block* of its peers.
@@ -426,6 +481,7 @@ guess.against(
     crossing_kib=crossing_kib,
     more_gpus=str(more_gpus),
     two_orders=two_orders,
+    idle=round(100 * micro_batches(2048, 4).bubble),
 )
 
 # %% [markdown]
@@ -501,7 +557,7 @@ assert 700 < link.latency * link.bytes_per_second / 1e3 < 730
 #
 # With low_latency and four GPUs, all-reduces are 8 % of the floor of a step. For a few rows their kernel also adds the
 # residual and computes the next RMSNorm (`minllm/kernels/all_reduce/fused_norm.py`), which saves 64 launches. Beyond one
-# host, latency grows tenfold: split by layers (pipeline parallelism), or give each host its own requests.
+# host, latency grows tenfold: split by layers, or give each host its own requests.
 #
 # ## Sources
 #
@@ -509,5 +565,6 @@ assert 700 < link.latency * link.bytes_per_second / 1e3 < 730
 # - P. Patarasuk, X. Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009, section 3.
 # - R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.
 # - R. Hockney, "The Communication Challenge for MPP: Intel Paragon and Meiko CS-2", 1994, section 2.
+# - Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019, section 2.
 # - NVIDIA, "PTX ISA", chapter "Memory Consistency Model".
 # - NVIDIA, NCCL, `src/device/prims_ll.h` (the protocol LL); vLLM, `csrc/custom_all_reduce.cuh` (one and two shots).
