@@ -14,12 +14,14 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.engine.ranks.serve import STATE
+from minllm.errors import DeviceError
 from minllm.kernels.all_reduce.choice import BY_SIZE, LIBRARY, names
 from minllm.kernels.all_reduce.peers import MOST_RANKS
 from minllm.parallel.processes import RankError
 from minllm.parallel.ranks_per_gpu import RANKS_PER_GPU
 from minllm.parallel.time_limits import STEP_S
-from minllm.runtime.device import device_names
+from minllm.runtime.device import current_device, device_names
+from minllm.runtime.exported_memory import ExportedMemory
 from tests.engine.models import model_directory
 from tests.engine.ranks.launched_program import GREEDY, OPTIONS
 from tests.engine.ranks.launched_program import PROMPTS as LAUNCHED_PROMPTS
@@ -56,6 +58,11 @@ def place(request, monkeypatch):
         monkeypatch.setenv(RANKS_PER_GPU, str(MOST))
         if request.node.name not in ON_ONE_GPU and not request.config.option.exhaustive:
             pytest.skip("ranks that share a GPU run this test with --exhaustive")
+        current_device()
+        try:
+            ExportedMemory(1).close()
+        except DeviceError as error:  # WSL cannot
+            pytest.skip(f"processes cannot share this GPU's memory: {error}")
 
 
 @pytest.fixture(scope="module")
