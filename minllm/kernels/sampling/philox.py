@@ -37,14 +37,16 @@ def philox_reference(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1).astype(np.uint32)
 
 
-def gumbel_reference(seed: np.ndarray, step: int, token_ids: np.ndarray) -> np.ndarray:
-    """The noise for ascending token ids [n] of one row: seed uint32 [2], step the number of tokens generated before; float32 [n]."""
-    quads = token_ids >> 2
-    distinct = np.arange(quads[0], quads[-1] + 1) if 4 * len(quads) > quads[-1] - quads[0] else np.unique(quads)
-    counter = np.zeros((len(distinct), 4), np.uint32)
-    counter[:, 0] = distinct
-    counter[:, 1] = step
-    words = philox_reference(counter, np.asarray(seed, np.uint32))[np.searchsorted(distinct, quads), token_ids & 3]
+def gumbel_reference(seed: np.ndarray, step: int | np.ndarray, token_ids: np.ndarray) -> np.ndarray:
+    """The noise of rows for ascending token ids [n], float32 [..., n]; seed uint32 [..., 2]; step [...]: the tokens generated before."""
+    quads, step = token_ids >> 2, np.asarray(step)
+    is_first = np.ones(len(quads), bool)  # of the tokens of its quad
+    is_first[1:] = quads[1:] != quads[:-1]
+    distinct = quads[is_first]
+    counter = np.zeros((*step.shape, len(distinct), 4), np.uint32)
+    counter[..., 0] = distinct
+    counter[..., 1] = step[..., None]
+    words = philox_reference(counter, np.asarray(seed, np.uint32)[..., None, :])[..., np.cumsum(is_first) - 1, token_ids & 3]
     uniform = words.astype(np.float32) * np.float32(TWO_TO_MINUS_32) + np.float32(TWO_TO_MINUS_32 / 2)
     uniform = np.minimum(uniform, np.float32(LARGEST_UNIFORM))
     return -np.log(-np.log1p(-uniform))

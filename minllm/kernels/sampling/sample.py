@@ -41,6 +41,8 @@ from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
+LOGITS_TOGETHER = 2**17  # of rows whose noise sample_reference makes at once, which bounds its memory
+
 
 def sample_reference(logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:
     """One token per row, int32 [R], from float32 logits [R, vocab], for the slots int32 [R]; 0 for slot -1. Changes no argument.
@@ -52,11 +54,15 @@ def sample_reference(logits: np.ndarray, sampling: SamplingTensors, slots: np.nd
     if sampling.kind is SamplingKind.GREEDY:
         return token_ids
     thresholds = thresholds_reference(x, sampling, slots)
-    for row in np.flatnonzero((slots >= 0) & (sampling.temperature[slots] > 0) & (token_ids >= 0)):
-        slot = slots[row]
-        kept = np.flatnonzero(x[row] >= thresholds[row])
-        noise = gumbel_reference(sampling.seed[slot], int(sampling.step[slot]), kept)
-        token_ids[row] = kept[np.argmax(x[row, kept] + sampling.temperature[slot] * noise)]
+    drawn = np.flatnonzero((slots >= 0) & (sampling.temperature[slots] > 0) & (token_ids >= 0))
+    together = max(1, LOGITS_TOGETHER // x.shape[1])
+    for first in range(0, len(drawn), together):
+        rows = drawn[first : first + together]
+        slot, kept = slots[rows], x[rows] >= thresholds[rows, None]
+        tokens = np.flatnonzero(kept.any(axis=0))
+        noise = gumbel_reference(sampling.seed[slot], sampling.step[slot], tokens)
+        perturbed = x[rows[:, None], tokens] + sampling.temperature[slot, None] * noise
+        token_ids[rows] = tokens[np.argmax(np.where(kept[:, tokens], perturbed, np.float32(-np.inf)), axis=1)]
     return token_ids
 
 
