@@ -123,7 +123,16 @@ def test_without_locks_every_process_makes_the_entry(monkeypatch):
         assert first and second
 
 
-def test_the_garbage_collector_waits_until_a_kernel_is_made(monkeypatch):
+@pytest.fixture
+def frequent_collections():
+    """Python's own threshold of the garbage collector, which is a seventieth of the tests'."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(700)
+    yield
+    gc.set_threshold(*threshold)
+
+
+def test_the_garbage_collector_waits_until_a_kernel_is_made(only_new_objects, frequent_collections, monkeypatch):
     """A finalizer may wait for a GPU, whose kernel waits for a rank that waits for the lock of this kernel."""
     finalized, seen = [], []
 

@@ -111,7 +111,7 @@ def test_a_long_soak(request):
     assert all(late - early < GROWTH for early, late in zip(*memory, strict=True)), memory
 
 
-def test_memory_stays_flat(llm, request):
+def test_memory_stays_flat(only_new_objects, llm, request):
     rounds, size = 3, 1_000 if request.config.option.exhaustive else 40
     with serving(llm) as served, httpx.Client(base_url=served.address, timeout=60) as http:
         sizes = []
