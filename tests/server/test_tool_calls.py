@@ -33,6 +33,9 @@ CASES = [
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>', ("", [["f", '{"a": 1}']])),
     ("hermes", 'Hi\n<tool_call>{"arguments": {"x": 1}, "name": "g"}</tool_call>', ("Hi\n", [["g", '{"x": 1}']])),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "}\\" {"}}</tool_call>', ("", [["f", '{"a": "}\\" {"}']])),
+    ("hermes", '<tool_call>{"arguments": {"x": "</tool_call>\\""}, "name": "g"}</tool_call>', ("", [["g", '{"x": "</tool_call>\\""}']])),
+    ("hermes", '<tool_call>"odd</tool_call> then', ('<tool_call>"odd</tool_call> then', [])),
+    ("hermes", '<tool_call>"</tool_call><tool_call>{"name": "f"}</tool_call>', ('<tool_call>"</tool_call>', [["f", "{}"]])),
     ("hermes", "<tool_call>nonsense</tool_call> then", ("<tool_call>nonsense</tool_call> then", [])),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', ("", [["f", '{"a": 1']])),
     ("llama3_json", '{"name": "f", "parameters": {"a": [{}]}}', ("", [["f", '{"a": [{}]}']])),
@@ -50,22 +53,24 @@ def test_every_way_to_cut_it(form, text, wanted):
         assert read(form, text, [cut]) == wanted
 
 
+TEXTS = st.text(max_size=9) | st.just('"}</tool_call>')
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
-    lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=9), one, max_size=3),
+    st.none() | st.booleans() | st.integers() | TEXTS,
+    lambda one: st.lists(one, max_size=3) | st.dictionaries(TEXTS, one, max_size=3),
     max_leaves=8,
 )
 
 
 @settings(max_examples=40)
 @given(
-    calls=st.lists(st.tuples(st.text(min_size=1), st.dictionaries(st.text(), VALUES, max_size=3)), min_size=1, max_size=3),
-    cuts=st.lists(st.integers(0, 200), max_size=20), escaped=st.booleans(),
+    calls=st.lists(st.tuples(st.text(min_size=1), st.dictionaries(TEXTS, VALUES, max_size=3)), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 200), max_size=20), escaped=st.booleans(), arguments_first=st.booleans(),
 )  # fmt: skip
-def test_any_arguments_come_through(calls, cuts, escaped):
-    texts = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=escaped) for name, arguments in calls]
-    if any("</tool_call>" in text for text in texts):
-        return
+def test_any_arguments_come_through(calls, cuts, escaped, arguments_first):
+    texts = []
+    for name, arguments in calls:
+        call = {"arguments": arguments, "name": name} if arguments_first else {"name": name, "arguments": arguments}
+        texts.append(json.dumps(call, ensure_ascii=escaped))
     text = "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in texts)
     before, found = read("hermes", "Well:" + text, cuts)
     assert before == "Well:" and [(name, json.loads(arguments)) for name, arguments in found] == calls

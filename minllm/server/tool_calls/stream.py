@@ -90,12 +90,22 @@ class ToolStream:
 
     def _end_of_call(self, is_last: bool) -> tuple[int, int] | None:
         """(where the call ends, where its end marker ends); None while that is not known."""
-        whole = len(self._unread)
-        if self._form.end:
-            at = self._unread.find(self._form.end)
-            return (at, at + len(self._form.end)) if at >= 0 else (whole, whole) if is_last else None
-        at = JsonEnd().feed(self._unread)
-        return (at, at) if at is not None else (whole, whole) if is_last else None
+        whole, marker = len(self._unread), self._form.end
+        if not marker:
+            at = JsonEnd().feed(self._unread)
+            return (at, at) if at is not None else (whole, whole) if is_last else None
+        first = at = self._unread.find(marker)
+        json_end, read = JsonEnd(), 0
+        while at >= 0:
+            json_end.feed(self._unread[read:at])
+            if not json_end.in_string:
+                break
+            read, at = at, self._unread.find(marker, at + 1)  # this marker is text of an argument
+        if at < 0 and not is_last:
+            return None
+        if at < 0 or at > first and parsed_call(self._unread[:at]) is None:  # not JSON, so what looked like a string was none
+            at = first
+        return (at, at + len(marker)) if at >= 0 else (whole, whole)
 
     def _pass_arguments(self, pieces: list[Piece], is_last: bool) -> bool:
         end = self._arguments.feed(self._unread)
@@ -130,19 +140,19 @@ class ToolStream:
 
 
 class JsonEnd:
-    """Finds the end of a JSON object or list in text that comes in pieces."""
+    """Finds the end of a JSON object or list in text that comes in pieces. in_string: whether the text so far ends within a string."""
 
     def __init__(self):
-        self._depth, self._in_string, self._is_escaped = 0, False, False
+        self._depth, self.in_string, self._is_escaped = 0, False, False
 
     def feed(self, text: str) -> int | None:
         """The index after the value's last character; None if it goes on."""
         for at, char in enumerate(text):
-            if self._in_string:
-                self._in_string = char != '"' or self._is_escaped
+            if self.in_string:
+                self.in_string = char != '"' or self._is_escaped
                 self._is_escaped = char == "\\" and not self._is_escaped
             elif char == '"':
-                self._in_string = True
+                self.in_string = True
             elif char in "{[":
                 self._depth += 1
             elif char in "}]":
