@@ -342,7 +342,7 @@ from minllm.costs.pipeline import micro_batches
 for tokens in (1, 256, 2048):  # of a step: sequences that decode, or a prompt
     step = micro_batches(tokens, 4)
     idle = f"each stage waits {100 * step.bubble:.0f} % of the time"
-    print(f"{tokens:4} tokens, micro-batches: {step.count}, of up to {step.tokens}; {idle}")
+    print(f"{tokens:4} tokens: {step.count} parts of up to {step.tokens}; {idle}")
 for stage in range(4):  # the last of these steps, a column per turn
     parts = [turn - stage for turn in range(3 + step.count)]
     turns = "".join(f"{part}" if part in range(step.count) else "." for part in parts)
