@@ -13,35 +13,12 @@ from minllm.kernels.all_reduce.peers import POLLS, launch_together, simulated_pe
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.ops.cuda_ops import CudaOps
 from minllm.parallel.peer_communicator import WARM_UP_POLLS, PeerCommunicator
-from minllm.parallel.peer_memory import SharedMachine, connect_peers
+from minllm.parallel.peer_memory import connect_peers
 from tests.kernels.guarded import bits, random
-from tests.parallel.in_threads import in_threads
+from tests.parallel.in_threads import ThreadsMemory, in_threads
 
 RANKS, MOST, INBOX = 2, 4096, 1040
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-
-
-class Host:
-    """Memory that threads share as GPUs do, by handles."""
-
-    def __init__(self, fails=()):
-        self.exported, self.fails, self.closed = {}, fails, []
-
-    def machine(self, rank):
-        def export(nbytes):
-            memory = SimpleNamespace(bytes=np.zeros(nbytes, np.uint8), handle=b"handle %d" % rank, close=lambda: self.closed.append(rank))
-            self.exported[memory.handle] = memory
-            return memory
-
-        def opened(handle):
-            if rank in self.fails:
-                raise DeviceError("cannot map the memory of another rank's GPU")
-            return self.exported[handle]
-
-        def array(memory, first, size, dtype):
-            return memory.bytes[first : first + size * np.dtype(dtype).itemsize].view(dtype)
-
-        return SharedMachine(export, opened, array)
 
 
 class Together:
@@ -63,7 +40,7 @@ class Together:
 
 def on_ranks(name, work):
     """What work(communicator, rank) returns on each rank."""
-    host, together = Host(), Together()
+    host, together = ThreadsMemory(), Together()
 
     def run(rank):
         peers = connect_peers(rank.host, MOST, INBOX, host.machine(rank.rank)).peers
@@ -98,16 +75,16 @@ def test_sums_have_the_bits_of_the_reference_by_kernels_and_by_the_library(name)
 
 
 def test_a_rank_that_cannot_map_its_peers_leaves_all_without():
-    host = Host(fails=(1,))
+    host = ThreadsMemory(fails=(1,))
     found = in_threads(RANKS, lambda rank: connect_peers(rank.host, MOST, INBOX, host.machine(rank.rank)))
     assert found == ["rank 1: cannot map the memory of another rank's GPU"] * RANKS
 
 
 def test_closed_memory_is_that_of_all_ranks():
-    host = Host()
+    host = ThreadsMemory()
     first, *_ = in_threads(RANKS, lambda rank: connect_peers(rank.host, MOST, INBOX, host.machine(rank.rank)))
     first.close()
-    assert host.closed == list(range(RANKS))
+    assert sorted(host.closed) == sorted(host.exported)
 
 
 def test_a_fault_is_told_with_both_ranks():

@@ -3,25 +3,23 @@
 import ctypes
 import threading
 import time
-from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from minllm.engine.ranks import check
-from minllm.errors import DeviceError, InvalidOptionError, KernelArgumentError
+from minllm.errors import InvalidOptionError, KernelArgumentError
 from minllm.kernels.all_reduce.peers import launch_together
 from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.parallel import shared_gpu
 from minllm.parallel.communicator import CommunicationError
-from minllm.parallel.peer_memory import SharedMachine
 from minllm.parallel.processes import Rank
 from minllm.parallel.ranks_per_gpu import RANKS_PER_GPU, ranks_per_gpu
 from minllm.parallel.shared_gpu import MailboxCommunicator
 from minllm.runtime.array import DeviceArray
 from tests.kernels.guarded import bits, random
-from tests.parallel.in_threads import in_threads
+from tests.parallel.in_threads import ThreadsMemory, in_threads
 
 RANKS = 3
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -34,31 +32,13 @@ def small_boxes(monkeypatch):
     monkeypatch.setattr(shared_gpu, "write_now", lambda words, number: words.fill(number))
 
 
-class Gpu:
+class Gpu(ThreadsMemory):
     """Memory, stream flags and launches of ranks that are threads. Everything is done when it is launched."""
 
     def __init__(self, fails=()):
-        self.exported, self.fails, self.closed, self.launches = {}, fails, [], {}
+        super().__init__(fails)
+        self.launches = {}
         self.barrier = threading.Barrier(RANKS, action=self.run, timeout=60)
-
-    def machine(self, rank):
-        def export(nbytes):
-            memory = np.zeros(nbytes, np.uint8)
-            handle = b"handle %d" % len(self.exported)
-            self.exported[handle] = SimpleNamespace(
-                bytes=memory, pointer=memory.ctypes.data, handle=handle, close=lambda: self.closed.append(handle)
-            )
-            return self.exported[handle]
-
-        def opened(handle):
-            if rank in self.fails:
-                raise DeviceError("cannot map the memory of another rank's GPU")
-            return self.exported[handle]
-
-        def array(memory, first, size, dtype):
-            return memory.bytes[first : first + size * np.dtype(dtype).itemsize].view(dtype)
-
-        return SharedMachine(export, opened, array)
 
     def run(self):
         launch_together([self.launches[rank] for rank in range(RANKS)])
