@@ -196,8 +196,10 @@ class ModelRunner:
         (logits,) = results
         if graphs is not None and key is not None:
             slots, batch = graphs.batch(key)
-            if self.chooses_apart:  # the next forward's graph writes over both
-                slots, logits = self.ops.copied(slots), self.ops.copied(logits)
+        if not sampled:  # a choice of nothing would let the stages of a pipeline wait for the last one
+            return read(slots, logits)
+        if key is not None and self.chooses_apart:  # the next forward's graph writes over both
+            slots, logits = self.ops.copied(slots), self.ops.copied(logits)
         late = LateForward(lambda: read(*self.choose(logits, slots, batch, kind, processed, masked_rows(rows, spans))))
         self._late.append(late)
         return late

@@ -19,6 +19,7 @@ from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.parallel.pipeline import LogitsElsewhere
 from minllm.parallel.processes import OtherRanks
 from minllm.parallel.tensor_parallel import SplitLogits
+from tests.engine.models import model_directory
 from tests.engine.ranks.models import save_model_of_eight_heads
 from tests.parallel.in_threads import in_threads
 
@@ -93,35 +94,47 @@ def capturing_runner(share):
     return lambda *arguments, **options: kind(*arguments, **(options | dict(uses_graphs=True)))
 
 
+@pytest.fixture
+def on_ranks(monkeypatch):
+    """on_ranks(work, directory, fewest, **options): work(llm) on rank 0, with graphs. fewest: the tokens of a micro-batch."""
+
+    def on_ranks(work, directory, fewest, **options):
+        count = options.get("tensor_parallel_size", 1) * options["pipeline_parallel_size"]
+        channels = {rank: Pipe() for rank in range(1, count)}
+
+        def lead(rank, given):
+            processes = RanksInThreads({other: ours for other, (ours, _) in channels.items()})
+            found = load_engine(given, share=RankShare(rank, given))
+            processes.replies()  # all have loaded
+            found.runner.processes = processes
+            return replace(found, processes=processes)
+
+        def run(rank):
+            if rank.rank:
+                return serve(rank._replace(channel=channels[rank.rank][1]), EngineOptions(model=directory, **options))
+            monkeypatch.setattr("minllm.engine.llm.load_ranks", lambda given, _: lead(rank, given))
+            with LLM(directory, **options) as llm:
+                llm.engine.runner.capture_graphs({SamplingKind.GREEDY})
+                return work(llm)
+
+        monkeypatch.setattr(costs, "FEWEST_TOKENS", fewest)
+        monkeypatch.setattr(engine, "HostMachine", MachineWithGraphs)
+        monkeypatch.setattr(RankShare, "runner", property(capturing_runner))
+        return in_threads(count, run)[0]
+
+    return on_ranks
+
+
 @pytest.mark.parametrize(("tensor", "pipeline", "fewest"), [(1, 2, 1), (2, 2, 1), (1, 4, 1), (1, 4, 2)])
-def test_replayed_stages_make_the_tokens_of_one_process(tensor, pipeline, fewest, monkeypatch, tmp_path):
-    """fewest: the tokens of a micro-batch."""
-    directory, count = save_model_of_eight_heads(tmp_path), tensor * pipeline
-    given = dict(OPTIONS, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-    channels = {rank: Pipe() for rank in range(1, count)}
+def test_replayed_stages_make_the_tokens_of_one_process(tensor, pipeline, fewest, on_ranks, tmp_path):
+    directory = save_model_of_eight_heads(tmp_path)
     with LLM(directory, **OPTIONS) as alone:
         wanted = [alone.generate(PROMPTS, params) for params in REQUESTS]
 
-    def lead(rank, options):
-        processes = RanksInThreads({other: ours for other, (ours, _) in channels.items()})
-        found = load_engine(options, share=RankShare(rank, options))
-        processes.replies()  # all have loaded
-        found.runner.processes = processes
-        return replace(found, processes=processes)
+    def work(llm):
+        return [llm.generate(PROMPTS, params) for params in REQUESTS], llm.engine.runner.machine.launches
 
-    def work(rank):
-        if rank.rank:
-            return serve(rank._replace(channel=channels[rank.rank][1]), EngineOptions(model=directory, **given))
-        monkeypatch.setattr("minllm.engine.llm.load_ranks", lambda options, _: lead(rank, options))
-        with LLM(directory, **given) as llm:
-            runner = llm.engine.runner
-            runner.capture_graphs({SamplingKind.GREEDY})
-            return [llm.generate(PROMPTS, params) for params in REQUESTS], runner.machine.launches
-
-    monkeypatch.setattr(costs, "FEWEST_TOKENS", fewest)
-    monkeypatch.setattr(engine, "HostMachine", MachineWithGraphs)
-    monkeypatch.setattr(RankShare, "runner", property(capturing_runner))
-    (found, launches), *_ = in_threads(count, work)
+    found, launches = on_ranks(work, directory, fewest, **OPTIONS, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
     assert launches > 60
     for one, other in zip(found, wanted, strict=True):
         assert [output.outputs[0].token_ids for output in one] == [output.outputs[0].token_ids for output in other]
@@ -129,6 +142,19 @@ def test_replayed_stages_make_the_tokens_of_one_process(tensor, pipeline, fewest
         numbers = ([*output.prompt_logprobs[1:], *output.outputs[0].logprobs] for output in (one, other))
         for here, there in zip(*numbers, strict=True):
             np.testing.assert_allclose([x.logprob for x in here.values()], [x.logprob for x in there.values()], atol=1e-4)
+
+
+def test_parts_of_prompts_that_end_with_no_token_choose_none(on_ranks):
+    """A choice lets all stages wait for the last one: here 1 of 6 forwards has one, the last part of the last chunk of 40 tokens."""
+
+    def work(llm):
+        ops, launches, choices = llm.engine.ops, llm.engine.runner.machine.launches, []
+        ops.sample, sample = lambda *arguments: choices.append(1) or sample(*arguments), ops.sample
+        llm.generate([[11] * 40], SamplingParams(max_tokens=1))
+        return llm.engine.runner.machine.launches - launches, len(choices)
+
+    options = OPTIONS | dict(max_num_batched_tokens=16, pipeline_parallel_size=2)
+    assert on_ranks(work, model_directory("small"), fewest=1, **options) == (6, 1)
 
 
 @pytest.mark.parametrize(
