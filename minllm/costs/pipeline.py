@@ -8,11 +8,12 @@ model's time for it. Then each of the other micro-batches takes the time of the 
 A stage reads its weights once per micro-batch, and multiplies by them meanwhile. So micro-batches of few tokens only add reads: the engine
 makes as many as there are stages if each has FEWEST_TOKENS, about half of what a Hopper GPU multiplies by 16-bit weights while it reads
 them, and else fewer. Stages can hold a model that one GPU cannot, raise the throughput of large batches, and shorten long prompts, whose
-parts are micro-batches too, but no sequence's decode step. Source: Huang et al. 2019, "GPipe", section 2.3.
+parts, over all its steps, are micro-batches too, but no sequence's decode step. Source: Huang et al. 2019, "GPipe", section 2.3.
 """
 
 from dataclasses import dataclass, replace
 
+from minllm.costs.step_limits import STEP_LIMITS
 from minllm.errors import InvalidOptionError
 from minllm.models.config import ModelConfig
 
@@ -36,6 +37,16 @@ class MicroBatches:
 def micro_batches(tokens: int, stages: int) -> MicroBatches:
     """How the engine divides a step of so many tokens into micro-batches for its stages: a sequence that decodes has one, a prompt many."""
     count = max(1, min(stages, tokens // FEWEST_TOKENS))
+    return MicroBatches(count, -(-tokens // count), stages)
+
+
+def prompt_parts(tokens: int, stages: int, residual_window: int = 0) -> MicroBatches:
+    """The micro-batches of a prompt over all its steps; stages go on from one step to the next, since only the last one chooses a token.
+
+    residual_window: the cache's, with which a step does not cut its part of a prompt.
+    """
+    steps = -(-tokens // STEP_LIMITS.tokens) if stages > 1 else 1
+    count = steps * (1 if residual_window else micro_batches(-(-tokens // steps), stages).count)
     return MicroBatches(count, -(-tokens // count), stages)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from minllm import costs
 from minllm.cache.capacity import activation_bytes
 from minllm.costs.parameters import expert_parameters, layer_matrices
-from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches
+from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches, prompt_parts
 from minllm.costs.step_limits import step_limits
 from minllm.errors import InvalidOptionError
 from minllm.machine.hardware import Gpu
@@ -129,7 +129,7 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
     machine = dict(config=config, gpu=gpu, tflops=tflops, degree=wishes.tensor_parallel, itemsize=weights.itemsize)
     together = micro_batches(wishes.batch, stages)
     decode = Passes(*(costs.decode_step(one, together.tokens, wishes.context, **sizes) for one in (all_stages, part)))
-    chunks = micro_batches(wishes.context, stages)
+    chunks = prompt_parts(wishes.context, stages, wishes.residual_window)
     prompt = Passes(*(chunk_of(costs.prefill(one, wishes.context, **sizes), chunks) for one in (all_stages, part)))
     part_weights = costs.weight_bytes(part, weights.itemsize, weight_format=weights)
     kv_token = costs.kv_bytes_per_token(part, kv_item)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from minllm import costs
 from minllm.costs.measured_all_reduces import KERNELS, NCCL, all_reduce_microseconds
 from minllm.costs.parallel import all_reduces
-from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches
+from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches, prompt_parts
 from minllm.costs.stages import forward_stages, visible_pairs
 from minllm.costs.step_time import COMPARED, HEAD, LAUNCH, StepRates, decode_step_seconds, stage_seconds
 from minllm.machine.hardware import Gpu
@@ -58,7 +58,7 @@ def predicted_step_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> float | 
 
 def predicted_prefill_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> float | None:
     """Milliseconds from one prompt of `wishes.context` tokens to its token, with weights in 16 bits; None as for predicted_step_ms."""
-    rates, parts = step_rates(gpu), micro_batches(wishes.context, wishes.pipeline_parallel)
+    rates, parts = step_rates(gpu), prompt_parts(wishes.context, wishes.pipeline_parallel)
     if rates is None or not is_predicted(config, gpu, wishes, SIXTEEN_BITS):
         return None
     tokens, visible = parts.tokens, visible_pairs(wishes.context, 0) // parts.count

@@ -434,6 +434,12 @@ def test_a_prompt_passes_through_stages_in_parts_and_decodes_of_few_sequences_wh
     floor, of_one = make_plan(config, h200, staged).prefill, make_plan(config, h200, whole).prefill
     assert floor.compute_ms == pytest.approx(0.75 * of_one.compute_ms, rel=0.01) and floor.bubble == pytest.approx(1 / 3)
     assert floor.tokens == 2048
+    longer, windowed = (
+        make_plan(config, h200, replace(staged, **more)).prefill for more in (dict(context=8192), dict(kv_dtype="kivi_int4"))
+    )
+    assert longer.bubble == pytest.approx(1 / 9)  # four steps of two parts, between which no stage waits
+    assert windowed.bubble == 1 / 2 and windowed.compute_ms == pytest.approx(of_one.compute_ms, rel=0.01)  # a prompt that stays whole
+    assert predicted_prefill_ms(config, h200, replace(staged, context=8192)) < 0.62 * predicted_prefill_ms(config, h200, Wishes(8192, 64))
 
 
 def test_a_step_is_predicted_where_its_kernels_were_measured():
