@@ -26,7 +26,9 @@ class ExportedMemory:
         size = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
         self.pointer = int(check_driver(driver.cuMemAlloc(size), f"allocate {size} bytes that peers map"))
         self.close = weakref.finalize(self, _free, self.pointer)
-        check_driver(driver.cuMemsetD8(self.pointer, 0, size), "fill memory that peers map")
+        stream = _other_stream()
+        check_driver(driver.cuMemsetD8Async(self.pointer, 0, size, stream), "fill memory that peers map")
+        check_driver(driver.cuStreamSynchronize(stream), "fill memory that peers map")  # peers may write as soon as they have the handle
         handle = check_driver(driver.cuIpcGetMemHandle(self.pointer), "share memory with other processes")
         self.handle = ctypes.string_at(handle.getPtr(), HANDLE_BYTES)
 
@@ -67,7 +69,7 @@ def read_word(word: DeviceArray) -> int:
 
 
 def _other_stream() -> object:
-    """The stream of `write_now` and `read_word`, usable in this thread from now on."""
+    """The stream of everything here, usable in this thread from now on."""
     from minllm.runtime.device import current_device
 
     current_device()

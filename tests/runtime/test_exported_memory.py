@@ -1,4 +1,4 @@
-"""The words that ranks read and write while kernels run, on a driver that is made up."""
+"""Memory that ranks share, and its words that they read and write while kernels run, on a driver that is made up."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +8,7 @@ import pytest
 
 from minllm.runtime import exported_memory
 from minllm.runtime.device import assume
-from minllm.runtime.exported_memory import array_at, read_word, write_now
+from minllm.runtime.exported_memory import ExportedMemory, array_at, read_word, write_now
 from tests.runtime.h200 import H200
 
 
@@ -47,3 +47,18 @@ def test_faults_are_noted_and_read_on_one_stream_whichever_the_thread(made):
             write_now(fault, number)
             assert thread.submit(read_word, fault).result() == read_word(fault) == number
     assert len(made) == 1
+
+
+def test_memory_is_zeroed_before_peers_can_map_it(made, monkeypatch):
+    """The driver fills memory later than it returns; zeros that come after a peer's flag would erase the flag."""
+    driver, calls = pytest.importorskip("cuda.bindings.driver"), []
+
+    def noted(name, *result):
+        monkeypatch.setattr(driver, name, lambda *arguments: calls.append((name, arguments[-1])) or (0, *result))
+
+    noted("cuMemAlloc", 1 << 30)
+    for name in ("cuMemsetD8", "cuMemsetD8Async", "cuStreamSynchronize", "cuMemFree"):
+        noted(name)
+    noted("cuIpcGetMemHandle", driver.CUipcMemHandle())
+    ExportedMemory(5).close()
+    assert calls[1:-2] == [("cuMemsetD8Async", 1), ("cuStreamSynchronize", 1)]
