@@ -1,5 +1,6 @@
 """Stages of a pipeline with graphs like a GPU's: replays write over the arrays of earlier ones, and the tokens are those of one process."""
 
+import random
 from dataclasses import replace
 from multiprocessing import Pipe
 
@@ -21,6 +22,7 @@ from minllm.parallel.processes import OtherRanks
 from minllm.parallel.tensor_parallel import SplitLogits
 from tests.engine.models import model_directory
 from tests.engine.ranks.models import save_model_of_eight_heads
+from tests.models.random_models import prompt
 from tests.parallel.in_threads import in_threads
 
 OPTIONS = dict(device="cpu", max_model_len=96, max_num_seqs=4, max_num_batched_tokens=32)
@@ -142,6 +144,42 @@ def test_replayed_stages_make_the_tokens_of_one_process(tensor, pipeline, fewest
         numbers = ([*output.prompt_logprobs[1:], *output.outputs[0].logprobs] for output in (one, other))
         for here, there in zip(*numbers, strict=True):
             np.testing.assert_allclose([x.logprob for x in here.values()], [x.logprob for x in there.values()], atol=1e-4)
+
+
+FORMS = [dict(temperature=0, prompt_logprobs=1), dict(n=3), dict(max_tokens=0, prompt_logprobs=0), dict(top_p=0.8, frequency_penalty=1.0)]
+
+
+def outputs_at_random(llm, seed):
+    """What requests get that come and go at random steps; and the number of preemptions."""
+    draw, found, leaves, engine, step = random.Random(seed), {}, {}, llm.llm_engine, 0
+    while step < 16 or engine.has_unfinished_requests():
+        if step < 16:
+            token_ids = prompt(80)[: draw.randrange(40)] + prompt(draw.randrange(1, 40), seed=step)
+            params = dict(max_tokens=draw.randrange(1, 15), seed=step, ignore_eos=True) | draw.choice(FORMS)
+            engine.add_request(str(step), token_ids, SamplingParams(**params))
+            leaves[step + draw.choice([1, 3, 1000, 1000, 1000])] = str(step)
+        engine.abort_request(leaves.get(step, "none"))
+        found |= {one.request_id: one for one in engine.step() if one.finished}
+        step += 1
+    assert llm.engine.cache_policy.usage().allocated == 0
+    return found, engine.stats().num_preemptions
+
+
+@pytest.mark.parametrize(("seed", "budget", "block_size", "fewest"), [(0, 11, 5, 1), (1, 29, 3, 4), (2, 64, 16, 2)])
+def test_requests_that_come_and_go_get_the_tokens_of_one_process(seed, budget, block_size, fewest, on_ranks):
+    """They share prefixes, fork and are preempted, and parts of prompts end anywhere in blocks."""
+    directory, given = model_directory("small"), OPTIONS | dict(max_num_batched_tokens=budget, block_size=block_size)
+    given |= dict(enable_prefix_caching=True, kv_cache_memory_bytes=130 << 10)  # 130 tokens
+    with LLM(directory, **given) as alone:
+        wanted, num_preemptions = outputs_at_random(alone, seed)
+    given |= dict(kv_cache_memory_bytes=65 << 10, pipeline_parallel_size=2)
+    found, same = on_ranks(lambda llm: outputs_at_random(llm, seed), directory, fewest, **given)
+    assert num_preemptions == same > 0 and found.keys() == wanted.keys()
+    for name, output in found.items():
+        assert [one.token_ids for one in output.outputs] == [one.token_ids for one in wanted[name].outputs]
+        for here, there in zip(output.prompt_logprobs or [None], wanted[name].prompt_logprobs or [None], strict=True):
+            numbers = [[x.logprob for x in (named or {}).values()] for named in (here, there)]
+            np.testing.assert_allclose(*numbers, atol=1e-4)
 
 
 def test_parts_of_prompts_that_end_with_no_token_choose_none(on_ranks):
