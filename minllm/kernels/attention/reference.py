@@ -51,7 +51,8 @@ def attention_reference(query, key_cache, value_cache, query_start, context_lens
                 continue
             keys = gather_context(key_cache, block_tables[sequence], key_start, key_stop).astype(compute_dtype, copy=False)
             values = gather_context(value_cache, block_tables[sequence], key_start, key_stop).astype(compute_dtype, copy=False)
-            visible = visible_keys(np.arange(lowest, highest + 1), np.arange(key_start, key_stop), sliding_window)
+            alone = lowest == highest  # a row alone sees all of its keys
+            visible = None if alone else visible_keys(np.arange(lowest, highest + 1), np.arange(key_start, key_stop), sliding_window)
             rows = query[chunk:chunk_stop].astype(compute_dtype, copy=False)
             out[chunk:chunk_stop] = attend(rows, keys, values, scale, visible, soft_cap)
     return out
