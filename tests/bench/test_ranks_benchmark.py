@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from minllm.bench import ranks
 from minllm.bench.kernel_keys import key_of
 from minllm.bench.ranks import Planned, Split, Work
 from minllm.bench.row_command import command_of
@@ -14,7 +15,8 @@ from minllm.models.shapes import named_config
 from tests.engine.models import model_directory
 
 
-def test_every_split_is_measured(tmp_path, forked_python):
+def test_every_split_is_measured(tmp_path, forked_python, monkeypatch):
+    monkeypatch.setattr(ranks, "STEPS", 24)
     record = tmp_path / "record.json"
     command = ["bench", "ranks", "--model", str(model_directory("llama3") / "config.json"), "--device", "cpu", "--batch", "3"]
     result = CliRunner().invoke(app, [*command, "--context", "70", "--prompt", "20", "--json", str(record)])
