@@ -4,6 +4,7 @@ A GPU draws less power on zeros and then runs at a higher clock, so every measur
 normal numbers would take minutes; instead a few million are drawn once, and every array is a slice of them, repeated if it is longer.
 """
 
+import copy
 import functools
 import math
 
@@ -14,12 +15,19 @@ SHORT = 10_007  # enough for launches of odd sizes
 STEP = 1_000_003  # offset between the slices of successive arrays; also a prime, so that their beginnings differ
 
 
+@functools.lru_cache(maxsize=2)
+def first_numbers(seed: int, length: int) -> tuple[np.random.Generator, np.ndarray]:
+    """(a generator that has drawn these normal numbers, the numbers), which all Noises share and leave as they are."""
+    random = np.random.default_rng(seed)
+    return random, random.standard_normal(length, dtype=np.float32)
+
+
 class Noise:
     """Normal noise with mean 0; the same seed and the same calls give the same arrays."""
 
     def __init__(self, seed: int = 0, length: int = LENGTH):
-        self.random = np.random.default_rng(seed)  # for other random numbers: choices, permutations
-        self._normal = self.random.standard_normal(length, dtype=np.float32)
+        drawn, self._normal = first_numbers(seed, length)
+        self.random = copy.deepcopy(drawn)  # for other random numbers: choices, permutations
         self._strips: dict[tuple, np.ndarray] = {}  # {(dtype, deviation): the noise as unsigned integers, which NumPy copies fast}
         self._start = 0
 
