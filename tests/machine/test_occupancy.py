@@ -1,13 +1,15 @@
 """Occupancy against NVIDIA's published examples, and against the toolkit's own header over random kernels of every generation."""
 
 import ctypes
+import itertools
 import math
 import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.errors import InvalidOptionError
@@ -100,9 +102,12 @@ def calculator(tmp_path_factory):
 
 
 @pytest.mark.parametrize("capability", MULTIPROCESSORS, ids=str)
-@settings(max_examples=300)
-@given(threads=st.integers(1, 1024), registers=st.integers(1, 255), shared_bytes=st.one_of(st.just(0), st.integers(0, 240 * KIB)))
-def test_against_nvidias_calculator(calculator, capability, threads, registers, shared_bytes):
-    has = MULTIPROCESSORS[capability]
-    wanted = calculator(*capability, has.warps, has.shared_kib, has.reserved_kib, threads, registers, shared_bytes)
-    assert occupancy(capability, threads, registers, shared_bytes).blocks == wanted
+def test_against_nvidias_calculator(calculator, capability):
+    """Of the smallest and largest kernels, and of 1,000 random ones, half of them without shared memory."""
+    has, largest = MULTIPROCESSORS[capability], np.array([1024, 255, 240 * KIB])
+    drawn = np.random.default_rng(0).integers([1, 1, 0], largest, (1000, 3), endpoint=True)
+    drawn[::2, 2] = 0
+    for threads, registers, shared_bytes in [*itertools.product(*zip((1, 1, 0), largest.tolist())), *drawn.tolist()]:
+        wanted = calculator(*capability, has.warps, has.shared_kib, has.reserved_kib, threads, registers, shared_bytes)
+        found = occupancy(capability, threads, registers, shared_bytes).blocks
+        assert found == wanted, (threads, registers, shared_bytes)
