@@ -40,12 +40,12 @@ def micro_batches(tokens: int, stages: int) -> MicroBatches:
     return MicroBatches(count, -(-tokens // count), stages)
 
 
-def prompt_parts(tokens: int, stages: int, residual_window: int = 0) -> MicroBatches:
+def prompt_parts(tokens: int, stages: int, step_tokens: int = STEP_LIMITS.tokens, residual_window: int = 0) -> MicroBatches:
     """The micro-batches of a prompt over all its steps; stages go on from one step to the next, since only the last one chooses a token.
 
-    residual_window: the cache's, with which a step does not cut its part of a prompt.
+    step_tokens: the most tokens of a step. residual_window: the cache's, with which a step does not cut its part of a prompt.
     """
-    steps = -(-tokens // STEP_LIMITS.tokens) if stages > 1 else 1
+    steps = -(-tokens // step_tokens) if stages > 1 else 1
     count = steps * (1 if residual_window else micro_batches(-(-tokens // steps), stages).count)
     return MicroBatches(count, -(-tokens // count), stages)
 

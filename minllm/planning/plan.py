@@ -129,8 +129,6 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
     machine = dict(config=config, gpu=gpu, tflops=tflops, degree=wishes.tensor_parallel, itemsize=weights.itemsize)
     together = micro_batches(wishes.batch, stages)
     decode = Passes(*(costs.decode_step(one, together.tokens, wishes.context, **sizes) for one in (all_stages, part)))
-    chunks = prompt_parts(wishes.context, stages, wishes.residual_window)
-    prompt = Passes(*(chunk_of(costs.prefill(one, wishes.context, **sizes), chunks) for one in (all_stages, part)))
     part_weights = costs.weight_bytes(part, weights.itemsize, weight_format=weights)
     kv_token = costs.kv_bytes_per_token(part, kv_item)
     window, sequence_bytes, held_bytes = 0, wishes.policy.allocated_bytes(wishes.context, kv_token), wishes.context * kv_token
@@ -140,6 +138,8 @@ def make_plan(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> Plan:
     window_bytes = costs.ring_tokens(wishes.residual_window) * costs.kv_bytes_per_token(part, weights.itemsize)
     budget = int(gpu.memory_gb * 1e9 * wishes.memory_share)
     limits = step_limits(part, weights, kv_token, budget - part_weights, gpu)
+    chunks = prompt_parts(wishes.context, stages, limits.tokens, wishes.residual_window)
+    prompt = Passes(*(chunk_of(costs.prefill(one, wishes.context, **sizes), chunks) for one in (all_stages, part)))
     return Plan(
         wishes=wishes,
         parameters=costs.parameter_count(config),

@@ -318,9 +318,15 @@ export function lastStage(c, stages) {
 
 const FEWEST_TOKENS = 128; // per micro-batch, if there are several
 
+const dividedInto = (count, tokens, stages) => ({ count, tokens: Math.ceil(tokens / count), stages, bubble: (stages - 1) / (stages - 1 + count) });
+
 export function microBatches(tokens, stages) {
-  const count = Math.max(1, Math.min(stages, Math.floor(tokens / FEWEST_TOKENS)));
-  return { count, tokens: Math.ceil(tokens / count), stages, bubble: (stages - 1) / (stages - 1 + count) };
+  return dividedInto(Math.max(1, Math.min(stages, Math.floor(tokens / FEWEST_TOKENS))), tokens, stages);
+}
+
+function promptParts(tokens, stages, stepTokens) {
+  const steps = stages > 1 ? Math.ceil(tokens / stepTokens) : 1;
+  return dividedInto(steps * microBatches(Math.ceil(tokens / steps), stages).count, tokens, stages);
 }
 
 // minllm/costs/measured_all_reduces.py: microseconds of one all-reduce, null if it was not measured between so many of these GPUs.
@@ -400,10 +406,9 @@ export function makePlan(config, gpu, format, kvItem, wishes) {
   const weights = weightBytes(part, item, matrixBytes), budget = Math.floor(gpu.memory_gb * 1e9 * wishes.memoryShare);
   const sumOf = (stages) => ({ bytes: sum(stages.map((one) => one.weights + one.kv)), flops: sum(stages.map((one) => one.flops)) });
   const machine = { config, allStages, part, gpu, tflops, degree, item, pricePerHour }, together = microBatches(batch, stages);
-  const chunks = microBatches(context, stages);
   const decode = (model) => sumOf(decodeStages(model, together.tokens, context, items));
   const prefill = (model, all = sumOf(prefillStages(model, context, items))) => ({ ...all, flops: Math.floor(all.flops / chunks.count) });
-  const maxTokens = stepTokens(part, item, budget - weights);
+  const maxTokens = stepTokens(part, item, budget - weights), chunks = promptParts(context, stages, maxTokens);
   const kv = batch * sequence, activations = forwardBytes(part, batch, item, maxTokens);
   return {
     parameters: parameterCount(config), weights, allWeights: weightBytes(config, item, matrixBytes), kv, kvToken,
