@@ -22,11 +22,16 @@ FEWEST_TOKENS = 128  # per micro-batch, if there are several
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The micro-batches of a step. count: how many; tokens: those of the largest one."""
+    """The micro-batches of a step, or of a prompt. count: how many; total: tokens of all of them."""
 
     count: int
-    tokens: int
+    total: int
     stages: int
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of the largest one."""
+        return -(-self.total // self.count)
 
     @property
     def bubble(self) -> float:
@@ -35,9 +40,8 @@ class MicroBatches:
 
 
 def micro_batches(tokens: int, stages: int) -> MicroBatches:
-    """How the engine divides a step of so many tokens into micro-batches for its stages: a sequence that decodes has one, a prompt many."""
-    count = max(1, min(stages, tokens // FEWEST_TOKENS))
-    return MicroBatches(count, -(-tokens // count), stages)
+    """How the engine divides a step for its stages. tokens: those of the step, of which a sequence that decodes has one."""
+    return MicroBatches(max(1, min(stages, tokens // FEWEST_TOKENS)), tokens, stages)
 
 
 def prompt_parts(tokens: int, stages: int, step_tokens: int = STEP_LIMITS.tokens, residual_window: int = 0) -> MicroBatches:
@@ -46,8 +50,8 @@ def prompt_parts(tokens: int, stages: int, step_tokens: int = STEP_LIMITS.tokens
     step_tokens: the most tokens of a step. residual_window: the cache's, with which a step does not cut its part of a prompt.
     """
     steps = -(-tokens // step_tokens) if stages > 1 else 1
-    count = steps * (1 if residual_window else micro_batches(-(-tokens // steps), stages).count)
-    return MicroBatches(count, -(-tokens // count), stages)
+    parts = 1 if residual_window else micro_batches(-(-tokens // steps), stages).count
+    return MicroBatches(steps * parts, tokens, stages)
 
 
 def last_stage(config: ModelConfig, stages: int) -> ModelConfig:

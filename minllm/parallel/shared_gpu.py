@@ -54,11 +54,13 @@ class MailboxCommunicator:
         self._machine = gpu_machine() if machine is None else machine
         self._flags_at = self.world_size * BOX_BYTES
         self._lock, self._is_ending, self._is_closed = threading.Lock(), False, False
-        self._peers: Any = connect_peers(host, BOX_BYTES, VECTOR_BYTES, self._machine) if self.world_size > 1 else None
-        self._memories = mapped_by_all(host, self._flags_at + 2 * self.world_size * FLAG_BYTES, self._machine)
-        for found in (self._peers, self._memories):
+        sums: Any = connect_peers(host, BOX_BYTES, VECTOR_BYTES, self._machine) if self.world_size > 1 else None
+        memories: Any = mapped_by_all(host, self._flags_at + 2 * self.world_size * FLAG_BYTES, self._machine)
+        for found in (sums, memories):
             if isinstance(found, str):
                 raise CommunicationError(f"The ranks that share a GPU cannot map each other's memory: {found}")
+        self._memories, self._mapped = memories, memories if sums is None else memories + sums.mapped
+        self._peers = None if sums is None else sums.peers._replace(polls=WARM_UP_POLLS)  # longer than the time limit of a step
         for reader in range(self.world_size):
             operations.raise_flag(self._flag(self.rank, FREE, reader), stream)
 
@@ -67,13 +69,12 @@ class MailboxCommunicator:
         check_summed(array)
         if self._peers is None:
             return
-        peers = self._peers.peers._replace(polls=WARM_UP_POLLS)  # longer than the time limit of a step
-        own = self._box(self.rank, self.rank)  # which no message needs
+        own = self._box(self.rank, self.rank)  # the place of the sum: a rank sends itself no messages
         for at, nbytes in self._pieces(array):
             size = ceil_div(nbytes, VECTOR_BYTES) * VECTOR_BYTES // array.dtype.itemsize
             piece = self._machine.array(self._memories[self.rank], self.rank * BOX_BYTES, size, array.dtype)
             self._operations.copy_bytes(own, at, nbytes, self.stream)
-            self._launch(one_shot(piece, piece, peers))
+            self._launch(one_shot(piece, piece, self._peers))
             self._operations.copy_bytes(at, own, nbytes, self.stream)
 
     def all_gather(self, array: Array, out: Array) -> None:
@@ -119,7 +120,7 @@ class MailboxCommunicator:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                for memory in [*self._memories, *([] if self._peers is None else self._peers.mapped)]:
+                for memory in self._mapped:
                     memory.close()
 
     @property
@@ -164,5 +165,5 @@ class MailboxCommunicator:
                     return
                 write_now(flags, RAISED)
                 if self._peers is not None:
-                    write_now(self._peers.peers.own.fault, self.rank + 1)
+                    write_now(self._peers.own.fault, self.rank + 1)
             time.sleep(RELEASE_S)

@@ -12,7 +12,8 @@ matrix product.
 
 import numpy as np
 
-FEW_ROWS = 64  # of x: up to here OpenBLAS takes a half to a third of the time for weight @ x.T, which is the transposed product
+# For up to so many rows of x OpenBLAS takes a half to a third of the time for weight @ x.T, which is the product transposed.
+FEW_ROWS = 64
 
 
 def matmul_reference(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, out_dtype=None) -> np.ndarray:

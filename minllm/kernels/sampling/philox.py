@@ -40,7 +40,7 @@ def philox_reference(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 def gumbel_reference(seed: np.ndarray, step: int | np.ndarray, token_ids: np.ndarray) -> np.ndarray:
     """The noise of rows for ascending token ids [n], float32 [..., n]; seed uint32 [..., 2]; step [...]: the tokens generated before."""
     quads, step = token_ids >> 2, np.asarray(step)
-    is_first = np.ones(len(quads), bool)  # of the tokens of its quad
+    is_first = np.ones(len(quads), bool)  # whether a token is the first one of its quad
     is_first[1:] = quads[1:] != quads[:-1]
     distinct = quads[is_first]
     counter = np.zeros((*step.shape, len(distinct), 4), np.uint32)

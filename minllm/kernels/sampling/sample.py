@@ -41,7 +41,7 @@ from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import kernel, launch
 from minllm.tiles.warp import WARP
 
-LOGITS_TOGETHER = 2**17  # of rows whose noise sample_reference makes at once, which bounds its memory
+LOGITS_TOGETHER = 2**17  # sample_reference makes the noise of rows with at most so many logits at once, which bounds its memory
 
 
 def sample_reference(logits: np.ndarray, sampling: SamplingTensors, slots: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from minllm.tiles.warp import WARP
 
 PAIRS, TILE_ROWS = 8, 16  # row pairs of a tile (outputs.py), and its rows
 MOST_ROWS = 16  # most rows of x
-SMS = 132  # of an H100 and an H200, for which tilings are chosen
+SMS = 132  # tilings are chosen for an H100 and an H200, which have so many
 LONG_ROW = 64  # steps of a row that is long
 MOST_GROUPS, MOST_TABLE_BYTES = 4, 35 * 1024  # groups per step; bytes of NF4's tables and the barriers
 BUFFERS = 2  # buffers of sums (sums.py)
