@@ -73,8 +73,8 @@ NOT_RECORDED = (
     "minllm.kernels.slots.local_blocks",
 )  # fmt: skip
 EXPERTS, MODELS_OF_EXPERTS = "minllm.kernels.experts", ("qwen3-30b-a3b",)  # the kernels, and the shapes whose steps launch them
-# for structured outputs, rows that are not aligned, Gemma 2, and ranks that share contexts
-OF_NO_ROW = ("sampling/mask_logits", "matmul/vectorized_elements", "attention/soft_capped", "attention/shared_context")
+# for structured outputs, rows that are not aligned, tensor ranks, Gemma 2, and ranks that share contexts
+OF_NO_ROW = ("sampling/mask_logits", "matmul/vectorized_elements", "matmul/gemv/rank", "attention/soft_capped", "attention/shared_context")
 CACHE_FORMATS = ("int8", "int4", "kivi_int4", "fp8_e4m3", "fp8_e5m2")
 DTYPES, DEFAULT_DTYPE = ("float32", "float16", "bfloat16"), "bfloat16"
 OF_NO_KERNEL = ("copy", "launch", "host copy", "allocation", "virtual memory", "preemption overlap", "preemption crossing",

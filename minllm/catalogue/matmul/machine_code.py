@@ -66,21 +66,29 @@ def compiled_gemv(dtype):
 
 
 def compiled_steps(dtype):
-    """The five GEMVs of a decode step of one sequence, as they are launched in 1B and 8B models."""
+    """The five GEMVs of a decode step of one sequence, as they are launched in 1B and 8B models, and four by tensor ranks of the latter."""
     for hidden, head_dim, intermediate in ((2048, 64, 8192), (4096, 128, 14336)):
-        step, narrow, normed = f"step/{hidden}", dict(residual=True), dict(norm=True)
-        launch = gemv_qkv_rope_append(1, hidden // head_dim, 8, head_dim, hidden, dtype)
-        for target in TARGETS:
-            tiling = choose_qkv_tiling(1, hidden, dtype, target)
-            yield from gemv_code(f"{step}/qkv/{tiling.rows}_rows", launch, tiling, ((target,),))
-        coded = gemv_qkv_rope_append(1, hidden // head_dim, 8, head_dim, hidden, dtype, codes="fp8_e4m3", smooth=True)
-        yield from gemv_code(f"{step}/qkv/fp8_e4m3", coded, choose_qkv_tiling(1, hidden, dtype, HOPPER[0], has_codes=True), (FP8_TARGETS,))
-        for name, n, k in (("output", hidden, hidden), ("down", hidden, intermediate)):
-            yield from gemv_code(f"{step}/{name}", product("gemv", 1, n, k, dtype, **narrow), choose_tiling(1, n, k))
-        tiling = choose_gated_tiling(1, 2 * intermediate, hidden, normed=True)
-        yield from gemv_code(f"{step}/gate_up", gated_product("gemv", 1, intermediate, hidden, dtype, **normed), tiling)
+        step, heads = f"step/{hidden}", hidden // head_dim
+        yield from compiled_layer(step, hidden, heads, 8, head_dim, intermediate, dtype)
+        coded = gemv_qkv_rope_append(1, heads, 8, head_dim, hidden, dtype, codes="fp8_e4m3", smooth=True)
+        tiling = choose_qkv_tiling(1, (heads + 2 * 8) * head_dim, hidden, dtype, HOPPER[0], has_codes=True)
+        yield from gemv_code(f"{step}/qkv/fp8_e4m3", coded, tiling, (FP8_TARGETS,))
         tiling = choose_tiling(1, 128256, hidden, normed=True)
-        yield from gemv_code(f"{step}/head", product("gemv", 1, 128256, hidden, dtype, FLOAT32, **normed), tiling)
+        yield from gemv_code(f"{step}/head", product("gemv", 1, 128256, hidden, dtype, FLOAT32, norm=True), tiling)
+    for ranks in (2, 4):
+        yield from compiled_layer(f"rank/{ranks}", 4096, 32 // ranks, 8 // ranks, 128, 14336 // ranks, dtype)
+
+
+def compiled_layer(name, hidden, heads, kv_heads, head_dim, intermediate, dtype):
+    """The GEMVs of a layer."""
+    launch, width = gemv_qkv_rope_append(1, heads, kv_heads, head_dim, hidden, dtype), (heads + 2 * kv_heads) * head_dim
+    for target in TARGETS:
+        tiling = choose_qkv_tiling(1, width, hidden, dtype, target)
+        yield from gemv_code(f"{name}/qkv/{tiling.rows}_rows", launch, tiling, ((target,),))
+    for part, k in (("output", heads * head_dim), ("down", intermediate)):
+        yield from gemv_code(f"{name}/{part}", product("gemv", 1, hidden, k, dtype, residual=True), choose_tiling(1, hidden, k))
+    tiling = choose_gated_tiling(1, 2 * intermediate, hidden, normed=True)
+    yield from gemv_code(f"{name}/gate_up", gated_product("gemv", 1, intermediate, hidden, dtype, norm=True), tiling)
 
 
 def gemv_code(name, launch, tiling, kinds=(BEFORE_HOPPER, FROM_HOPPER)):
