@@ -9,6 +9,7 @@ from minllm.kernels.all_reduce.fused_norm import FUSABLE
 from minllm.kernels.all_reduce.fused_norm import fused_norm as launch_fused_norm
 from minllm.kernels.all_reduce.peers import MOST_RANKS, Peers, allocate, launch_together
 from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, sequence_parallel_norm
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 
 EPSILON = 1e-5
@@ -118,6 +119,45 @@ def fused_norm(algorithm, ranks, tokens, hidden, dtype):
     return Launch(arrays, call, reference, Moved(asked, different) if ranks == 2 else {}, indices=polled, exact=exact, several_gpus=True)
 
 
+@describes
+def sequence_parallel(ranks, groups, group, hidden, dtype, normed=True):
+    """Rows that the ranks divide: `groups` groups of `group` rows for each, added up, added to the residual, and normalised for all."""
+    shape, own = (groups * ranks * group, hidden), (groups * group, hidden)
+    n, row = groups * group * hidden * dtype.itemsize, hidden * dtype.itemsize  # bytes of a rank's own rows, and of one
+
+    def arrays(noise):
+        residual, weight = noise.array(shape, dtype), noise.array((hidden,), dtype)
+        given = {f"received {rank} {peer}": noise.array(own, dtype) for rank in range(ranks) for peer in range(ranks)}
+        given |= {f"residual {rank}": residual.copy() for rank in range(ranks)} | {f"weight {rank}": weight for rank in range(ranks)}
+        return given | {f"rows {rank}": noise.unwritten(shape, dtype) for rank in range(ranks)} | memories_of(ranks, 0)
+
+    def call(ops, **arrays):
+        rows, launches = tuple(one.reshape(-1).view(np.uint8) for one in of_each(arrays, "rows", ranks)), []
+        for rank, peers in enumerate(peers_of(arrays, ranks)):
+            received = tuple(one.reshape(-1).view(np.uint8) for one in of_each(arrays, f"received {rank}", ranks))
+            memory, weight = SequenceMemory(group * row, rows[rank], received, rows), arrays[f"weight {rank}"] if normed else None
+            launches.append(sequence_parallel_norm(arrays[f"residual {rank}"], weight, EPSILON, memory, peers))
+        together(launches, ops.stream)
+
+    def reference(**arrays):
+        of_rank = [np.stack([arrays[f"received {rank} {peer}"] for rank in range(ranks)]) for peer in range(ranks)]  # [rank, own rows, H]
+        messages = [one.reshape(ranks, groups, group, hidden).swapaxes(0, 1).reshape(shape) for one in of_rank]
+        found = {}
+        for rank in range(ranks):
+            residual, owned = arrays[f"residual {rank}"], np.arange(shape[0]) // group % ranks == rank
+            out, stream = rms_norm_reference(all_reduce_reference(messages), arrays["weight 0"], EPSILON, residual)
+            found |= {f"rows {rank}": out if normed else stream, f"residual {rank}": np.where(owned[:, None], stream, residual)}
+        return found
+
+    def moved(weights):
+        found = {f"rank {rank}'s {name}": nbytes for rank in range(2) for name, nbytes in (("residual", 2 * n), ("weight", weights))}
+        return found | {f"rank {rank}'s {name}[{whose}]": n for rank in range(2) for name in ("received", "rows") for whose in range(2)}
+
+    formulas = Moved(moved(n if normed else 0), moved(row if normed else 0)) if ranks == 2 else {}
+    exact = tuple(f"residual {rank}" for rank in range(ranks))
+    return Launch(arrays, call, reference, formulas, indices=left_out(ranks), exact=exact, several_gpus=True)
+
+
 def compiled():
     """For 2, 4 and the most ranks. One block per SM: a launch has fewer blocks than a GPU has SMs."""
     for ranks in (2, 4, MOST_RANKS):
@@ -129,9 +169,13 @@ def compiled():
                 for algorithm in FUSABLE:
                     name = f"all_reduce/fused_norm/{algorithm}/{pieces}/{ranks}/{dtype}"
                     yield MachineCode(name, fused_norm(algorithm, ranks, 1, hidden, dtype), blocks=1, contains=WIDE + FLAGS)
+            for hidden in (longest_rows(dtype)[0][1] // 2, longest_rows(dtype)[0][1]):
+                name = f"all_reduce/sequence_parallel/{hidden}/{ranks}/{dtype}"
+                yield MachineCode(name, sequence_parallel(ranks, 4, 1, hidden, dtype), blocks=1, contains=WIDE + FLAGS)
 
 
 def small():
     """Two ranks; tests/kernels/all_reduce has more ranks, and what may go wrong between them."""
     yield from each(message, [(name, 2, 144) for name in VARIANTS.names("message")], dtype=(BFLOAT16,))
     yield from each(fused_norm, [(algorithm, 2, 2, 264) for algorithm in FUSABLE], dtype=(BFLOAT16,))
+    yield from each(sequence_parallel, [(2, 2, 3, 264)], dtype=(BFLOAT16,), normed=(True, False))

@@ -18,6 +18,7 @@ from tests.kernels.all_reduce.cases import (
     check_all_reduce,
     check_exchange,
     check_fused_norm,
+    check_sequence_parallel,
     check_sum,
     messages,
 )
@@ -52,6 +53,13 @@ def test_all_gpus_get_the_same_bits_at_random_sizes(name, ranks):
 @pytest.mark.parametrize("algorithm", WITH_NORM)
 def test_the_norm_is_fused(algorithm, tokens, hidden, dtype, ranks):
     check_fused_norm(tokens, hidden, dtype, ranks, algorithm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "hidden", "group"), [(8, 8, 1), (2048, 4096, 256), (1000, 264, 3), (77, 4096, 5)])
+def test_ranks_divide_the_rows_of_a_sequence(tokens, hidden, group, dtype, ranks):
+    for normed in (True, False):
+        check_sequence_parallel(tokens, hidden, dtype, ranks, group, normed)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -49,6 +49,11 @@ def chosen_with_norm(name: str, ranks: int, message_bytes: int) -> str | None:
     return found if found in FUSABLE else None
 
 
+def divides_rows(name: str, ranks: int, message_bytes: int) -> bool:
+    """Whether the ranks should divide rows of so many bytes (sequence_parallel.py), not add them all up with an all-reduce."""
+    return name == BY_SIZE and chosen_with_norm(name, ranks, message_bytes) is None
+
+
 def choose(ranks: int, message_bytes: int) -> str | None:
     """The name of the algorithm for a message of this size; None for NCCL.
 

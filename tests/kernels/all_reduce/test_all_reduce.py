@@ -12,6 +12,7 @@ from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.ladder import ring
 from minllm.kernels.all_reduce.peers import allocate, check_fault, launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, group_and_sequence_bytes, sequence_parallel_norm
 from minllm.kernels.normalization import row
 from minllm.kernels.normalization.rms_norm import rms_norm
 from tests.kernels.all_reduce.cases import (
@@ -23,6 +24,7 @@ from tests.kernels.all_reduce.cases import (
     check_all_reduce,
     check_exchange,
     check_fused_norm,
+    check_sequence_parallel,
     messages,
 )
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, bits, random
@@ -137,6 +139,24 @@ def test_the_norm_of_rows_with_several_vectors_per_thread_and_of_more_tokens_tha
     check_fused_norm(5, 512, BFLOAT16, SimulatedRanks(3, 2**14), algorithm)
 
 
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ranks_divide_the_rows_of_a_sequence(dtype, normed):
+    ranks = SimulatedRanks(2, 2**10)
+    for seed, (tokens, hidden, group) in enumerate(((2, 8, 1), (21, 264, 2), (11, 40, 5))):
+        check_sequence_parallel(tokens, hidden, dtype, ranks, group, normed, seed)
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_more_ranks_divide_the_rows_of_a_sequence(count, monkeypatch):
+    """More rows than the blocks take at a time, a last group that is not whole, and rows for which a thread has half the registers."""
+    monkeypatch.setattr("minllm.kernels.all_reduce.sequence_parallel.BLOCKS", 2)
+    monkeypatch.setattr("minllm.kernels.all_reduce.sequence_parallel.THREADS", 32)
+    ranks = SimulatedRanks(count, 2**10)
+    for tokens, hidden in ((count * 9 + 4, 128), (count * 6, 256)):
+        check_sequence_parallel(tokens, hidden, BFLOAT16, ranks, 3)
+
+
 @pytest.mark.parametrize("algorithm", WITH_NORM)
 def test_the_fused_kernel_writes_the_bits_of_the_two_that_it_replaces(algorithm):
     xs, weight, residual = messages(2, (3, 264), BFLOAT16), random(264, BFLOAT16, 1), random((3, 264), BFLOAT16, 2)
@@ -177,6 +197,32 @@ def test_a_peer_that_lags_behind_in_one_block_is_waited_for_in_that_block_only()
     launch_together(launches)
     raised = peers[0].own.signals.reshape(-1, 64, 2)[0]
     assert raised[: launches[0].grid].all() and not raised[launches[0].grid :].any()
+
+
+@pytest.mark.parametrize(
+    ("residual", "weight", "why"),
+    [
+        (np.zeros((8, 64), np.float64), None, "its dtype must be float32 or float16 or bfloat16"),
+        (np.zeros((8, 64), np.float32), np.ones(60, np.float32), "weight is float32"),
+        (np.zeros((8, 6), np.float32), None, "rows of 24 bytes are not whole vectors"),
+        (np.zeros((8, 8192), np.float32), None, "or more than 1024"),
+        (np.zeros((8, 80), np.float32), None, "rows of 320 bytes do not fill groups of 512"),
+        (np.zeros((3, 64), np.float32), None, "less than a group of 512 bytes for each of 2 ranks"),
+        (np.zeros((17, 64), np.float32), None, "17 rows of 256 bytes are more than the memory's 4096"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_rows_that_ranks_cannot_divide_are_refused(residual, weight, why):
+    whole, own = np.zeros(4096, np.uint8), np.zeros(2048, np.uint8)
+    memory = SequenceMemory(512, whole, (own, own), (whole, whole))
+    with pytest.raises(KernelArgumentError, match=why):
+        sequence_parallel_norm(residual, weight, EPSILON, memory, simulated_peers(2, 16)[0])
+
+
+def test_groups_fill_whole_pages_and_memory_is_for_whole_groups():
+    assert group_and_sequence_bytes(2, 8192) == (2 << 20, 64 << 20)
+    assert group_and_sequence_bytes(2, 2 * 5120) == (10 << 20, 60 << 20)
+    assert group_and_sequence_bytes(8, 2 * 5120) is None  # a group of each is more than is divided
 
 
 def test_bad_input_is_refused():
