@@ -55,8 +55,8 @@ class CudaLinear(CudaBase):
         gelu(hidden, hidden, approximation, self.stream)
         return self.linear(hidden, down)
 
-    def _matmul(self, x: Array, linear: Linear, out_dtype: np.dtype) -> Array:
-        out = self.empty((x.shape[0], linear.shape[0]), out_dtype)
+    def _matmul(self, x: Array, linear: Linear, out_dtype: np.dtype, out: Array | None = None) -> Array:
+        out = self.empty((x.shape[0], linear.shape[0]), out_dtype) if out is None else out
         own = self.own.get(linear.format.own_stage or "")
         if own is not None and own.takes(x.shape[0]):
             own.launch(x, linear.weight, out, linear.bias, self.stream)

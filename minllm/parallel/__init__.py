@@ -4,7 +4,8 @@
     sockets.py            between hosts, for NumPy arrays
     shared_memory.py      within a host, for NumPy arrays
     nccl.py               between GPUs
-    peer_communicator.py  between GPUs of a host, with our own all-reduce kernels; peer_memory.py maps their shared memory
+    peer_communicator.py  between GPUs of a host, with our own all-reduce kernels; peer_memory.py maps their shared memory,
+                          sequence_memory.py arrays that lie on several of them, of pages that file_descriptors.py hands over
     shared_gpu.py         between ranks that share a GPU, for tests and lessons; ranks_per_gpu.py says how many do
     processes.py          ranks that rank 0 starts on its host, and ends
     launched/             ranks started by a launcher

@@ -1,9 +1,10 @@
 """A rank's operations on a GPU: CudaOps, with the communication between ranks launched on the same stream.
 
 Kernels and the communicator's operations run in stream order, so the host waits for nothing. If one sequence decodes, rank 0's partial sums
-contain the residual, and the all-reduce gives the residual stream itself; so the GEMVs fused with the norm before them (ops/cuda_ops.py)
-are used as on one GPU: five kernels and two all-reduces per layer. With more rows the residual stays apart: if the message is small enough,
-the kernel of the all-reduce adds it and computes the next norm (a NormedStream), else that norm's kernel adds it.
+contain the residual, and the all-reduce gives the residual stream itself; so GEMVs fused with the norm before them (ops/cuda_ops.py) are
+used as on one GPU: five kernels and two all-reduces per layer. With more rows the residual stays apart, and the kernel of the all-reduce
+adds it and computes the next norm (a NormedStream). Ranks divide the many rows of a prompt: each adds and normalises its own
+(kernels/all_reduce/sequence_parallel.py), and has the residual of those alone (OwnRows).
 """
 
 import contextlib
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from minllm.kernels.all_reduce.sequence_parallel import OwnRows
 from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.sampling.argmax import parts_of
 from minllm.kernels.split_vocabulary.argmax import argmax_of_own, argmax_of_ranks
@@ -52,8 +54,8 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         return self.scaled(out, scale)
 
     def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
-        """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; for a few (a NormedStream, None); else
-        (linear(x), residual)."""
+        """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; for a few, and for many that the ranks divide,
+        (a NormedStream, None), or after the last layer (residual + linear(x), None); else (linear(x), residual)."""
         shard = linear.shard
         if shard.axis != INPUTS or shard.ranks == 1:
             return CudaOps.linear_add(self, x, linear, residual, next_norm)
@@ -62,6 +64,9 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
             launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual if shard.rank == 0 else None)
             self.communicator.all_reduce(out)
             return out, None
+        if (partial_sums := self._partial_sums(residual, next_norm)) is not None:
+            self._matmul(x, linear, self.dtype, partial_sums)
+            return self._divided_rows(residual, next_norm), None
         partial = self._matmul(x, linear, self.dtype)
         if next_norm is not None and (normalised := self._reduced_and_normed(partial, residual, next_norm)) is not None:
             return NormedStream(residual, normalised), None
@@ -77,6 +82,21 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
             return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation=activation, next_norm=next_norm)
         normalised, residual = self.normed_rows(x, residual, norm, gate_up)
         return self.linear_add(self.activated(normalised, gate_up, down, activation), down, residual, next_norm)
+
+    def _partial_sums(self, residual: Array | OwnRows, norm: NormWeights | None) -> Any:
+        """Where a GEMM stores partial sums if the ranks divide their rows, else None. norm: the next one; None after the last layer."""
+        if not isinstance(self.communicator, PeerCommunicator) or "rms_norm" in self.own:
+            return None
+        if not isinstance(residual, OwnRows) if norm is None else norm.kind != "rms_norm":
+            return None
+        return self.communicator.partial_sums(*residual.shape, self.dtype)
+
+    def _divided_rows(self, residual: Array | OwnRows, norm: NormWeights | None) -> Any:
+        """The stream after adding the ranks' partial sums: a NormedStream of OwnRows; without a norm all rows, [T, hidden]."""
+        own = residual.array if isinstance(residual, OwnRows) else residual
+        if norm is None:
+            return self.communicator.norm_of_partial_sums(own, None, 0.0)
+        return NormedStream(OwnRows(own), self.communicator.norm_of_partial_sums(own, norm.weight, norm.epsilon))
 
     def _reduced_and_normed(self, partial: Array, residual: Array, norm: NormWeights) -> Any:
         """Adds the sum of all ranks' `partial` to the residual, in place; returns its norm. None, and nothing done, if no kernel can."""

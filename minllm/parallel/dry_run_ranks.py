@@ -1,19 +1,22 @@
 """A dry run of one of several ranks: its operations and its part of the weights, without peers and without contents."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from minllm.cache.kv_cache import CacheShape
 from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
 from minllm.kernels.all_reduce.peers import Peers, allocate
+from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory
 from minllm.models.config import ModelConfig
 from minllm.ops.dry_run_ops import DryRun
 from minllm.parallel.cuda_context_parallel import ContextParallelCuda
 from minllm.parallel.cuda_ranks import TensorParallelCudaOps
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator
+from minllm.parallel.sequence_memory import sequence_bytes
 from minllm.parallel.split_weights import VocabularyPart
 
 
@@ -54,8 +57,20 @@ class DryRunRankOps(DryRun, TensorParallelCudaOps):
             return
         most, of_inbox = memory_bytes(split.ranks)
         memories = [allocate(split.ranks, most, lambda size, dtype: self.zeros((size,), dtype), of_inbox) for _ in range(split.ranks)]
-        peers = Peers(split.rank, tuple(memories))
-        self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch(self.stream))
+        peers, sequence = Peers(split.rank, tuple(memories)), silent_sequence(split, self.dtype, self.zeros)
+        self.communicator = PeerCommunicator(
+            self.communicator, peers, name, lambda launch: launch.launch(self.stream), sequence=sequence
+        )  # fmt: skip
+
+
+def silent_sequence(split: Split, dtype: np.dtype, zeros: Callable) -> SequenceMemory | None:
+    """The memory for rows that a rank divides with peers that do nothing."""
+    found = sequence_bytes(split.config, dtype, split.ranks)
+    if found is None:
+        return None
+    group_bytes, nbytes = found
+    rows, own = zeros((nbytes,), np.uint8), zeros((nbytes // split.ranks,), np.uint8)
+    return SequenceMemory(group_bytes, rows, (own,) * split.ranks, (rows,) * split.ranks)
 
 
 class DryRunContextOps(ContextParallelCuda, DryRunRankOps):

@@ -15,9 +15,10 @@ import numpy as np
 
 from minllm.errors import DeviceError, KernelArgumentError
 from minllm.kernels.all_reduce import VARIANTS
-from minllm.kernels.all_reduce.choice import chosen, chosen_with_norm
+from minllm.kernels.all_reduce.choice import chosen, chosen_with_norm, divides_rows
 from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import POLLS, Peers, RankLaunch, check_fault
+from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, rows_of, sequence_parallel_norm
 from minllm.kernels.vector import VECTOR_BYTES
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.time_limits import step_seconds
@@ -32,13 +33,14 @@ class PeerCommunicator:
     """See communicator.Communicator; arrays are those of `library`, a communicator of the same ranks.
 
     name: "by_size", or the kernel for every message that fits the ranks' memory. launch: launches a RankLaunch on the library's stream.
-    is_capturing: whether launches are being captured.
+    is_capturing: whether launches are being captured. sequence: the memory for rows that the ranks divide, if there is one.
     """
 
     def __init__(
         self, library: Communicator, peers: Peers, name: str, launch: Callable[[RankLaunch], None],
-        is_capturing: Callable[[], bool] = lambda: False,
+        is_capturing: Callable[[], bool] = lambda: False, sequence: SequenceMemory | None = None,
     ):  # fmt: skip
+        self.sequence = sequence
         self.library, self.peers, self.name, self._launch, self._is_capturing = library, peers, name, launch, is_capturing
         self.is_warm = False  # whether all ranks have warmed up
         self.step_polls = int(POLLS * SHARE_OF_A_STEP * step_seconds() / SECONDS_OF_POLLS)
@@ -77,6 +79,21 @@ class PeerCommunicator:
         """
         algorithm = chosen_with_norm(self.name, self.world_size, rows.nbytes)
         return algorithm is not None and self.launched(lambda peers: fused_norm(rows, weight, out, epsilon, residual, peers, algorithm))
+
+    def partial_sums(self, tokens: int, hidden: int, dtype: np.dtype) -> Any:
+        """Where a rank stores its partial sums of rows that ranks divide, [tokens, hidden]; None if an all-reduce should add them up."""
+        row_bytes = hidden * dtype.itemsize
+        if self.sequence is None or not divides_rows(self.name, self.world_size, tokens * row_bytes):
+            return None
+        return None if self.sequence.why_not(tokens, row_bytes) else rows_of(self.sequence.partials, (tokens, hidden), dtype)
+
+    def norm_of_partial_sums(self, residual: Array, weight: Array | None, epsilon: float) -> Any:
+        """residual += the sum of what all ranks stored in their `partial_sums`, in the rank's own rows; returns the RMSNorm of all rows.
+
+        With weight None it returns the rows themselves. The result's memory is that of the next call's.
+        """
+        self._launch(sequence_parallel_norm(residual, weight, epsilon, self.sequence, self._waiting_peers()))
+        return rows_of(self.sequence.rows[self.rank], residual.shape, residual.dtype)
 
     def launched(self, make: Callable[[Peers], RankLaunch]) -> bool:
         """Launch make(peers); False, and nothing done, if it raises KernelArgumentError: arrays are unaligned, or the memory too small."""

@@ -6,17 +6,18 @@ a rank cannot map a peer's memory, because the GPUs have no peer access or are o
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from minllm.errors import DeviceError
+from minllm.errors import DeviceError, MinLLMError
 from minllm.kernels.all_reduce.peers import Peers, RankMemory, allocate
-from minllm.parallel.communicator import Communicator
+from minllm.parallel.communicator import CommunicationError, Communicator
 from minllm.runtime.array_protocol import Array
 
 ALIGNMENT = 256  # bytes
+T = TypeVar("T")
 
 
 class SharedMachine(NamedTuple):
@@ -77,10 +78,24 @@ def mapped_by_all(host: Communicator, nbytes: int, machine: SharedMachine) -> li
             memories = [own if rank == host.rank else machine.open(handle.tobytes()) for rank, handle in enumerate(handles)]
         except DeviceError as error:
             reason = str(error)
+    return reasons_of_all(host, reason) or memories
+
+
+def on_all(host: Communicator, work: Callable[[], T]) -> T:
+    """work() of this rank, once all ranks have done theirs. Raises CommunicationError on all, with the reasons, if one has failed."""
+    try:
+        found, reason = work(), ""
+    except (MinLLMError, OSError) as error:
+        reason = str(error)
+    if reasons := reasons_of_all(host, reason):
+        raise CommunicationError(reasons)
+    return found
+
+
+def reasons_of_all(host: Communicator, reason: str) -> str:
+    """The reasons of all ranks that have one, as one text; "" if none has."""
     reasons = [text.tobytes().decode() for text in _gathered(host, np.frombuffer(reason.encode(), np.uint8))]
-    if any(reasons):
-        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text)
-    return memories
+    return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text)
 
 
 def arrays_of(memory: Array, ranks: int, most_bytes: int, inbox_bytes: int, machine: SharedMachine) -> tuple[RankMemory, int]:

@@ -32,7 +32,7 @@ class CudaPages:
         self.access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         smallest = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         size = check_driver(driver.cuMemGetAllocationGranularity(self.properties, smallest), "tell the size of a page")
-        self.page_bytes = int(size)
+        self.page_bytes = self.alignment = int(size)
 
     def start_thread(self) -> None:
         """Make the device current in the calling thread."""
@@ -42,7 +42,7 @@ class CudaPages:
         """The first of `nbytes` reserved addresses."""
         from cuda.bindings import driver
 
-        return int(check_driver(driver.cuMemAddressReserve(nbytes, self.page_bytes, 0, 0), f"reserve {nbytes} bytes of addresses"))
+        return int(check_driver(driver.cuMemAddressReserve(nbytes, self.alignment, 0, 0), f"reserve {nbytes} bytes of addresses"))
 
     def give_up(self, address: int, nbytes: int) -> None:
         """Free reserved addresses; nothing may be mapped there."""

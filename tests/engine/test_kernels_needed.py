@@ -28,7 +28,7 @@ from minllm.models.config_reader import read_model_config
 from minllm.ops.cuda_ops import CudaOps
 from minllm.parallel.cuda_context_parallel import ContextParallelCuda
 from minllm.parallel.cuda_ranks import TensorParallelCudaOps
-from minllm.parallel.dry_run_ranks import DryRunRankOps, SilentLibrary, Split
+from minllm.parallel.dry_run_ranks import DryRunRankOps, SilentLibrary, Split, silent_sequence
 from minllm.parallel.peer_communicator import PeerCommunicator
 from minllm.parallel.pipeline import PipelineStage
 from minllm.parallel.processes import Rank
@@ -109,12 +109,14 @@ class HostGpuRankOps(TensorParallelCudaOps):
     def __init__(self, dtype, variants, grid, config):
         super().__init__(dtype, grid, config.vocab_size, config.hidden_size, kernel_variants=variants, simulated=True)
         self.memory, self.capability = DeviceMemory(HostMemory()), current_device().compute_capability
-        self.communicator = self.world = SilentLibrary(Split(grid.rank, grid.tensor, config))
+        split = Split(grid.rank, grid.tensor, config)
+        self.communicator = self.world = SilentLibrary(split)
         name = (variants or {}).get("all_reduce", DEFAULT)
         if grid.tensor > 1 and name != LIBRARY:
             memories = [allocate(grid.tensor, 1 << 20, lambda size, dtype: self.zeros((size,), dtype)) for _ in range(grid.tensor)]
             peers = Peers(grid.rank, tuple(memories))
-            self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch())
+            sequence = silent_sequence(split, self.dtype, self.zeros)
+            self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch(), sequence=sequence)
 
 
 class HostGpuContextOps(ContextParallelCuda, HostGpuRankOps):
@@ -194,6 +196,23 @@ def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatc
     assert not missed, f"launched, but not found: {names(missed)}"
     never = set(names(found)) - set(names(launched))
     assert not never, f"found, but not launched: {never}"
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3_moe", "gpt2"])
+def test_ranks_that_divide_prompts_launch_what_was_found(family, on_gpu, monkeypatch):
+    """Those of models that can; here from a few rows on."""
+    monkeypatch.setattr("minllm.kernels.all_reduce.sequence_parallel.PAGE_BYTES", 512)
+    monkeypatch.setattr("minllm.parallel.peer_communicator.divides_rows", lambda name, ranks, nbytes: nbytes >= 4096)
+    found = {}
+    monkeypatch.setattr(compile_ahead, "keys_of", lambda *given: found.update(keys_of(*given)) or found)
+    usual = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
+    with LLM(model_directory(family), **usual, tensor_parallel_size=2) as llm:
+        for length in (3, 40, 60):
+            llm.generate([[0] * length], SamplingParams(max_tokens=2, temperature=0.0))
+    launched = keys_of(signatures(on_gpu), H200.compute_capability)
+    missed = {key: launched[key] for key in launched.keys() - found.keys()}
+    assert not missed, f"launched, but not found: {names(missed)}"
+    assert ("sequence_parallel_kernel" in names(launched)) == (family == "llama3")
 
 
 @pytest.mark.parametrize("rank", range(3), ids=["last", "second", "first"])

@@ -25,7 +25,7 @@ from minllm.runtime.exported_memory import ExportedMemory
 from tests.engine.models import model_directory
 from tests.engine.ranks.launched_program import GREEDY, OPTIONS
 from tests.engine.ranks.launched_program import PROMPTS as LAUNCHED_PROMPTS
-from tests.engine.ranks.models import save_model_of_eight_heads, save_model_of_one_kv_head
+from tests.engine.ranks.models import WIDE, save_model_of_eight_heads, save_model_of_one_kv_head
 from tests.engine.ranks.test_launched import launch
 
 GPUS = len(device_names())
@@ -38,6 +38,7 @@ PROMPTS = [[5, 6, 7], [11] * 40, [2, 3], list(range(60, 90))]
 ON_ONE_GPU = (  # without --exhaustive
     "test_tokens_of_two_hundred_prompts_are_those_of_one_gpu[2-1]",
     "test_tokens_of_two_hundred_prompts_are_those_of_one_gpu[1-2]",
+    "test_tokens_of_prompts_whose_rows_ranks_divide_are_those_of_one_gpu[2-1]",
     "test_a_killed_rank_ends_all_within_five_seconds[by_size]",
 )
 FORMS = {
@@ -109,6 +110,25 @@ def test_tokens_of_two_hundred_prompts_are_those_of_one_gpu(tensor, stages, tmp_
         ranks.engine.processes.send(STATE)
         for words in ranks.engine.processes.replies():
             np.testing.assert_array_equal(words, ranks.engine.ops.to_host(ranks.engine.runner.slots.state.words))
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (4, 1), (2, 2)])
+def test_tokens_of_prompts_whose_rows_ranks_divide_are_those_of_one_gpu(tensor, stages, tmp_path):
+    """Rows of 4 KB, of which 512 fill a page: whole groups and others, in chunks, alone and together."""
+    if tensor * stages > MOST:
+        pytest.skip(f"there are fewer than {tensor * stages} GPUs")
+    model, rng = save_model_of_one_kv_head(tmp_path, WIDE), np.random.default_rng(8)
+    prompts = [rng.integers(0, 256, length).tolist() for length in (2048, 2047, 1100, 3, 1500, 3900)]
+    given = options("float32") | dict(load_format="dummy", max_model_len=4096, max_num_batched_tokens=2304)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(model, **given) as alone:
+        wanted, scores = [one.outputs[0].token_ids for one in alone.generate(prompts, params)], alone.logits(prompts[2])[-1]
+    with LLM(model, **given, tensor_parallel_size=tensor, pipeline_parallel_size=stages) as ranks:
+        rows = ranks.engine.ops.communicator.sequence.rows[ranks.engine.ops.communicator.rank]
+        rows.fill_bytes(0)
+        assert [one.outputs[0].token_ids for one in ranks.generate(prompts, params)] == wanted
+        assert ranks.engine.ops.to_host(rows).any()
+        np.testing.assert_allclose(ranks.logits(prompts[2])[-1], scores, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
+from minllm.kernels.all_reduce.sequence_parallel import OwnRows, SequenceMemory
 from minllm.kernels.embedding.lookup import embedding_reference
 from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
@@ -47,13 +48,19 @@ class TakingTurns:
 
 
 class Together:
-    """Runs what all ranks launch between them at once in the simulator, while none of them has its turn."""
+    """Runs what all ranks launch between them at once in the simulator, while none of them has its turn.
 
-    def __init__(self, turn):
-        self.turn, self.launches = turn, {}
+    sequences: the ranks' memories for rows that they divide; here partial sums reach their owners before the launch.
+    """
+
+    def __init__(self, turn, sequences):
+        self.turn, self.launches, self.sequences = turn, {}, sequences
         self.barrier = threading.Barrier(RANKS, action=self.run, timeout=60)
 
     def run(self):
+        for source, memory in enumerate(self.sequences):
+            for rank, groups in enumerate(memory.partials.reshape(-1, RANKS, memory.group_bytes).swapaxes(0, 1)):
+                self.sequences[rank].received[source][:] = groups.reshape(-1)
         launch_together([self.launches[rank] for rank in range(RANKS)])
 
     def of(self, rank):
@@ -68,16 +75,26 @@ class Together:
         return launch
 
 
-def on_ranks(work, all_reduce="nccl"):
+def simulated_sequences(groups, group_bytes):
+    """Memories for `groups` groups of rows of each rank."""
+    rows = tuple(np.zeros(RANKS * groups * group_bytes, np.uint8) for _ in range(RANKS))
+    received = [tuple(np.zeros(groups * group_bytes, np.uint8) for _ in range(RANKS)) for _ in range(RANKS)]
+    return [SequenceMemory(group_bytes, np.zeros(RANKS * groups * group_bytes, np.uint8), of_rank, rows) for of_rank in received]
+
+
+def on_ranks(work, all_reduce="nccl", sequences=()):
     """What work(ops, rank) returns on each rank. all_reduce: with kernels between the ranks, if it is not "nccl"."""
     turn, peers = threading.Lock(), simulated_peers(RANKS, 4096)
-    together = Together(turn)
+    together = Together(turn, sequences)
 
     def run(rank):
         ops = TensorParallelCudaOps("float32", Grid(rank.rank, RANKS), VOCAB, HIDDEN, simulated=True)
         ops.communicator = TakingTurns(rank.host, turn)
         if all_reduce != "nccl":
-            ops.communicator = PeerCommunicator(ops.communicator, peers[rank.rank], all_reduce, together.of(rank.rank))
+            memory = sequences[rank.rank] if sequences else None
+            ops.communicator = PeerCommunicator(
+                ops.communicator, peers[rank.rank], all_reduce, together.of(rank.rank), sequence=memory
+            )  # fmt: skip
         with turn:
             return work(ops, rank.rank)
 
@@ -164,6 +181,39 @@ def test_a_feed_forward_of_a_few_rows_ends_with_the_next_norm(all_reduce, is_fus
         np.testing.assert_allclose(kept, stream, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(out, rms_norm_reference(stream, next_norm, 1e-5)[0], rtol=1e-4, atol=1e-4)
         np.testing.assert_array_equal(out, found[0][1])
+
+
+@pytest.mark.parametrize("rows", [6, 7, 12])
+def test_ranks_divide_many_rows_and_have_all_after_the_last_layer(rows, monkeypatch):
+    """An output projection, norm and feed-forward: only the first result is normalised, and each rank keeps its own rows' residual."""
+    monkeypatch.setattr("minllm.parallel.peer_communicator.divides_rows", lambda *_: True)
+    random = np.random.default_rng(5)
+    x, residual, norm = (random.normal(size=shape).astype(np.float32) for shape in ((rows, 16), (rows, HIDDEN), HIDDEN))
+    shapes = (HIDDEN, 16), (16, HIDDEN), (16, HIDDEN), (HIDDEN, 16)
+    output, gate, up, down = (random.normal(size=shape).astype(np.float32) for shape in shapes)
+
+    def layer(ops, rank):
+        own, next_norm = slice(8 * rank, 8 * rank + 8), NormWeights("rms_norm", norm, None, 1e-5)
+        parts = [np.ascontiguousarray(part) for part in (output[:, own], np.concatenate([gate[own], up[own]]), down[:, own])]
+        axes = INPUTS, OUTPUTS, INPUTS
+        linears = [
+            Linear(part, None, plain_format("float32"), part.shape, Shard(axis, rank, RANKS)) for part, axis in zip(parts, axes)
+        ]  # fmt: skip
+        stream, nothing = ops.linear_add(np.ascontiguousarray(x[:, own]), linears[0], residual.copy(), next_norm)
+        normalised = stream.normalised.copy()
+        whole = ops.normed_gated_mlp(stream, nothing, next_norm, *linears[1:], activation="silu")
+        return isinstance(stream.stream, OwnRows), normalised, *whole
+
+    stream = residual + x @ output.T
+    normalised = rms_norm_reference(stream, norm, 1e-5)[0]
+    gated = normalised @ gate.T
+    stream = stream + (gated / (1 + np.exp(-gated)) * (normalised @ up.T)) @ down.T
+    found = on_ranks(layer, "by_size", simulated_sequences(2, 3 * 4 * HIDDEN))
+    for divided, of_rank, whole, rest in found:
+        assert divided and rest is None
+        np.testing.assert_allclose(of_rank, normalised, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(whole, stream, rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(whole, found[0][2])
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -14,7 +14,8 @@ from minllm.cache.kv_cache import CacheShape
 from minllm.costs.parallel import shard
 from minllm.engine.options import EngineOptions
 from minllm.engine.ranks.rank_runner import LeadingRunner, RankRunner
-from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
+from minllm.kernels.all_reduce.choice import BY_SIZE, DEFAULT, LIBRARY, memory_bytes
+from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory
 from minllm.models.config import ModelConfig
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.context_parallel import ContextParallelNumpyOps, ContextParallelPipelineNumpyOps
@@ -29,6 +30,7 @@ from minllm.parallel.peer_memory import connect_peers, gpu_machine
 from minllm.parallel.pipeline import PipelineNumpyOps
 from minllm.parallel.processes import Rank
 from minllm.parallel.ranks_per_gpu import ranks_per_gpu
+from minllm.parallel.sequence_memory import connect_sequence, sequence_bytes
 from minllm.parallel.shared_gpu import MailboxCommunicator
 from minllm.parallel.sockets import SocketCommunicator
 from minllm.parallel.split_weights import SplitReader
@@ -109,7 +111,7 @@ class RankShare:
             ops.communicator = self._linked(ops, self.stage_host)
         name = ops.variants.get("all_reduce", DEFAULT)
         if self.grid.tensor > 1 and name != LIBRARY:
-            ops.communicator = self._with_peers(ops, name)
+            ops.communicator = self._with_peers(ops, name, config)
         return ops
 
     def _linked(self, ops: Any, host: Communicator) -> NcclCommunicator | MailboxCommunicator:
@@ -126,7 +128,7 @@ class RankShare:
         """The communicator of the ranks of this stage, for NumPy arrays."""
         return self.rank.host if self.grid.pipeline == 1 else self.rank.host.group(self.grid.stage_ranks)
 
-    def _with_peers(self, ops: Any, name: str) -> Communicator:
+    def _with_peers(self, ops: Any, name: str, config: ModelConfig) -> Communicator:
         """A communicator with our own all-reduce kernels; the ops' own, with a warning, if the GPUs have no peer access."""
         found = connect_peers(self.stage_host, *memory_bytes(self.grid.tensor), gpu_machine())
         if isinstance(found, str):
@@ -135,9 +137,24 @@ class RankShare:
         from minllm.runtime.graph import is_capturing
 
         ops.links.append(found)
-        communicator = PeerCommunicator(ops.communicator, found.peers, name, lambda launch: launch.launch(ops.stream), is_capturing)
+        sequence = self._sequence_memory(ops, config) if name == BY_SIZE else None
+        communicator = PeerCommunicator(
+            ops.communicator, found.peers, name, lambda launch: launch.launch(ops.stream), is_capturing, sequence
+        )  # fmt: skip
         self.rank.at_failure.insert(0, communicator.abort)
         return communicator
+
+    def _sequence_memory(self, ops: Any, config: ModelConfig) -> SequenceMemory | None:
+        """The memory for rows that the stage's ranks divide; None if they cannot, with a warning if the machine is why."""
+        sizes = sequence_bytes(config, ops.dtype, self.grid.tensor)
+        if sizes is None:
+            return None
+        found = connect_sequence(self.stage_host, *sizes)
+        if isinstance(found, str):
+            warnings.warn(f"Ranks do not divide the rows of prompts, because the GPUs do not share pages of memory: {found}", stacklevel=2)
+            return None
+        ops.links.append(found)
+        return found.memory
 
     def agreed(self, budget: CacheBudget, device: str, options: EngineOptions) -> CacheBudget:
         """The smallest budget of all ranks; those that share a memory, as on a CPU, first divide it among them."""

@@ -12,6 +12,7 @@ from tests.models import random_models
 ONE_KV_HEAD = dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=16
 )  # fmt: skip
+WIDE = dict(hidden_size=1024, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=4, head_dim=64)
 EIGHT_HEADS = dict(num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, hidden_size=128, head_dim=32)
 
 
@@ -25,8 +26,8 @@ def save_model_of_eight_heads(directory: Path) -> Path:
     return directory
 
 
-def save_model_of_one_kv_head(directory: Path) -> Path:
-    """The shape of a Llama of four query heads and one KV head, for load_format="dummy"."""
-    (directory / "config.json").write_text(json.dumps(dict(model_type="llama", vocab_size=random_models.VOCAB_SIZE, **ONE_KV_HEAD)))
+def save_model_of_one_kv_head(directory: Path, shape: dict = ONE_KV_HEAD) -> Path:
+    """The shape of a Llama of four query heads and one KV head, or another, for load_format="dummy"."""
+    (directory / "config.json").write_text(json.dumps(dict(model_type="llama", vocab_size=random_models.VOCAB_SIZE, **shape)))
     byte_level_tokenizer().save(str(directory / "tokenizer.json"))
     return directory

@@ -1,0 +1,159 @@
+"""The memory for rows that ranks divide: pages of several ranks side by side, here of the host, and their file descriptors."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import socket
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from minllm.errors import DeviceError
+from minllm.kernels.all_reduce.sequence_parallel import MOST_BYTES, PAGE_BYTES
+from minllm.models.config_reader import read_model_config
+from minllm.parallel import file_descriptors
+from minllm.parallel.communicator import CommunicationError
+from minllm.parallel.sequence_memory import connect_sequence, sequence_bytes
+from tests.engine.models import model_directory
+from tests.parallel.in_threads import ThreadsMemory, in_threads
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets and memfd are Linux's")
+PAGE = mmap.PAGESIZE
+MAP_FIXED = 0x10
+
+
+class HostSharedPages:
+    """SharedPages of the host's memory. fails: whether pages of others cannot be opened. left: pages that it may still create."""
+
+    def __init__(self, page_bytes, fails=False, left=99):
+        self.page_bytes, self.fails, self.left = page_bytes, fails, left
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.mmap.restype = ctypes.c_void_p
+        self.libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+        self.libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+    def create(self):
+        self.left -= 1
+        if self.left < 0:
+            return None
+        page = os.memfd_create("page")
+        os.truncate(page, self.page_bytes)
+        return page
+
+    def descriptor(self, page):
+        return os.dup(page)
+
+    def opened(self, descriptor):
+        if self.fails:
+            raise DeviceError("cannot open a page of another rank's memory")
+        return os.dup(descriptor)
+
+    def release(self, page):
+        os.close(page)
+
+    def side_by_side(self, pages):
+        nbytes = len(pages) * self.page_bytes
+        start = self.libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        for number, page in enumerate(pages):
+            at, flags = start + number * self.page_bytes, mmap.MAP_SHARED | MAP_FIXED
+            assert self.libc.mmap(at, self.page_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, page, 0) == at
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(start))
+
+    def taken_apart(self, array):
+        self.libc.munmap(array.ctypes.data, array.nbytes)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open():
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("ranks", "groups"), [(2, 3), (3, 1)])
+def test_what_a_rank_stores_is_received_by_the_owners_of_the_groups(ranks, groups):
+    host, group_bytes = ThreadsMemory(), 2 * PAGE
+    numbers = np.arange(ranks * groups * group_bytes, dtype=np.uint32) * 7
+
+    def work(rank):
+        sequence = connect_sequence(rank.host, group_bytes, ranks * groups * group_bytes, host.machine(rank.rank), HostSharedPages)
+        memory = sequence.memory
+        memory.partials[:] = (numbers + rank.rank).astype(np.uint8)
+        for rows in memory.rows:
+            rows[rank.rank] = 1 + rank.rank
+        rank.host.barrier()
+        found = [one.copy() for one in memory.received], memory.rows[rank.rank][:ranks].copy(), memory.group_bytes
+        rank.host.barrier()
+        sequence.close()
+        return found
+
+    for rank, (received, rows, found_bytes) in enumerate(in_threads(ranks, work)):
+        assert list(rows) == list(range(1, 1 + ranks)) and found_bytes == group_bytes
+        for source, one in enumerate(received):
+            stored = (numbers + source).astype(np.uint8).reshape(groups, ranks, group_bytes)
+            np.testing.assert_array_equal(one.reshape(groups, group_bytes), stored[:, rank])
+    assert sorted(host.closed) == sorted([*host.exported] * ranks)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [(dict(fails=True), "rank 1: cannot open a page of another rank's memory"), (dict(left=3), "rank 1: the GPU has no 4096 bytes left")],
+    ids=["opening", "creating"],
+)
+def test_a_rank_that_fails_leaves_all_without(options, reason):
+    host = ThreadsMemory()
+
+    def work(rank):
+        def make_pages(nbytes):
+            return HostSharedPages(nbytes, **options if rank.rank == 1 else {})
+
+        return connect_sequence(rank.host, PAGE, 4 * PAGE, host.machine(rank.rank), make_pages)
+
+    found = in_threads(2, work)
+    assert found[0] == found[1] and found[0].startswith(reason)
+    assert sorted(host.closed) == sorted([*host.exported] * 2)
+
+
+def test_more_descriptors_than_a_message_holds_arrive_in_order():
+    def work(rank):
+        with contextlib.ExitStack() as files:
+            given = [[files.enter_context(open(os.memfd_create("one"), "w+b")) for _ in range(300)] for _ in range(3)]
+            for peer, of_peer in enumerate(given):
+                for number, file in enumerate(of_peer):
+                    file.write(b"%d %d %d" % (rank.rank, peer, number))
+                    file.flush()
+            received = file_descriptors.exchanged(rank.host, [[file.fileno() for file in of_peer] for of_peer in given])
+            opened = [[files.enter_context(open(one, "rb")) for one in of_peer] for of_peer in received]
+            return [[os.pread(file.fileno(), 99, 0).decode() for file in of_peer] for of_peer in opened]
+
+    for rank, found in enumerate(in_threads(3, work)):
+        wanted = [[f"{peer} {rank} {number}" for number in range(300 if peer != rank else 0)] for peer in range(3)]
+        assert found == wanted
+
+
+def test_strangers_are_passed_over_and_a_missing_peer_is_named(monkeypatch):
+    monkeypatch.setenv("MINLLM_STEP_SECONDS", "0.3")
+    key, received = b"k" * file_descriptors.KEY_BYTES, [[], [], []]
+    with file_descriptors.listening(key, 0) as server, file_descriptors.listening(key, 1), file_descriptors.listening(key, 2):
+
+        def stranger():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+                link.connect(file_descriptors.name_of(key, 0))
+                socket.send_fds(link, [b"s" * 24], [0])
+
+        thread = threading.Thread(target=stranger)
+        thread.start()
+        with pytest.raises(CommunicationError, match="rank 1 has sent no file descriptors for 0.3 s"):
+            file_descriptors.exchange(server, key, 0, [[], [], []], received)
+        thread.join()
+    assert received == [[], [], []]
+
+
+def test_only_dense_models_divide_rows_that_fill_few_pages():
+    llama, moe = (read_model_config(model_directory(name)) for name in ("llama3", "qwen3_moe"))
+    group_bytes, nbytes = sequence_bytes(llama, np.dtype("float32"), 2)
+    assert group_bytes % PAGE_BYTES == group_bytes % (4 * llama.hidden_size) == nbytes % (2 * group_bytes) == 0 and nbytes <= MOST_BYTES
+    assert sequence_bytes(moe, np.dtype("float32"), 2) is None
