@@ -16,7 +16,7 @@ from pathlib import Path
 
 from minllm.catalogue.attention.benchmarks import key_value_bytes, prefill_flops
 from minllm.catalogue.matmul.products import matmul_bytes, matmul_flops
-from minllm.costs.measured_all_reduces import KERNELS, NCCL, SIZES, measured_times
+from minllm.costs.measured_all_reduces import KERNELS, NCCL, SEQUENCE_PARALLEL, SIZES, measured_times
 from minllm.kernels.all_reduce.choice import choose
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +54,7 @@ def measurement(record: dict) -> dict:
 
 
 def all_reduces() -> dict[str, dict]:
-    """{device: {number of GPUs: {"nccl" or "kernels": {bytes: microseconds}}}} of all records; "kernels": what is chosen for the size."""
+    """{device: {number of GPUs: {"nccl" or another: {bytes: microseconds}}}} of all records; "kernels": what is chosen for the size."""
     rows, found = {}, {}
     for path in sorted(RESULTS.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -63,6 +63,8 @@ def all_reduces() -> dict[str, dict]:
     for (device, ranks, size, variant), row in rows.items():
         times = found.setdefault(device, {}).setdefault(str(ranks), {NCCL: {}, KERNELS: {}})
         times[NCCL][str(size)] = row["peer_value"]
+        if variant == SEQUENCE_PARALLEL:
+            times.setdefault(SEQUENCE_PARALLEL, {})[str(size)] = row["value"]
         if variant == choose(ranks, size):
             times[KERNELS][str(size)] = row["value"]
         elif choose(ranks, size) is None:

@@ -3,6 +3,9 @@
 One process drives all GPUs (runtime/peer_devices.py), and messages are bfloat16. Each algorithm is checked first: all ranks must have the
 same bits, and the correct sum. Then many all-reduces are captured into one graph per GPU, and the graphs are replayed back to back: this
 gives the time that one all-reduce would add to a step of a model. NCCL is that of PyTorch, in graphs on the same streams.
+
+sequence_parallel takes an all-reduce's place for the rows of a prompt, here of 4,096 elements: residual addition and norm are in it, the
+reduce-scatter is not, as GEMMs store their partial sums where they are added up.
 """
 
 import statistics
@@ -20,6 +23,8 @@ from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import choose
 from minllm.kernels.all_reduce.peers import Peers, RankLaunch, allocate
 from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.all_reduce.sequence_parallel import PAGE_BYTES, SequenceMemory, rows_of, sequence_parallel_norm
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.runtime.peer_devices import PeerDevices
 
 KB, MB = 1 << 10, 1 << 20
@@ -28,6 +33,8 @@ LARGEST_OF_LOW_LATENCY = 2 * MB  # its inbox needs memory for ranks * 4 messages
 GRAPH_BYTES = 1 << 30  # total messages of a graph, large enough to make the graph's launch negligible
 FEWEST, MOST = 20, 1000  # all-reduces per graph
 REPLAYS, ROUNDS = 5, 7
+SEQUENCE_PARALLEL = "sequence_parallel"
+HIDDEN, EPSILON = 4096, 1e-5  # of its rows and norms
 
 
 class Ranks:
@@ -49,6 +56,8 @@ class Ranks:
         """
         rng = np.random.default_rng(0)
         messages = [rng.standard_normal(nbytes // 2).astype(ml_dtypes.bfloat16) for _ in self.peers]
+        if name == SEQUENCE_PARALLEL:
+            return self.divided(messages)
         xs = [self.devices.array(rank, message) for rank, message in enumerate(messages)]
         outs = [self.devices.zeros(rank, message.shape, message.dtype) for rank, message in enumerate(messages)]
         launches = [VARIANTS[name](x, out, own) for x, out, own in zip(xs, outs, self.peers, strict=True)]
@@ -56,6 +65,27 @@ class Ranks:
         self.devices.launch(launches)
         self.devices.synchronize()
         check(name, messages, [out.copy_to_host() for out in outs])
+        return launches, outs
+
+    def divided(self, messages: list[np.ndarray]) -> tuple[list[RankLaunch], list]:
+        """`launches` of sequence_parallel: messages are what GEMMs stored, residuals are zero, and norms have no weights but ones."""
+        ranks, shape, launches = len(messages), (messages[0].size // HIDDEN, HIDDEN), []
+        rows = tuple(self.devices.zeros(rank, messages[0].nbytes, np.uint8) for rank in range(ranks))
+        weight, residual = np.ones(HIDDEN, messages[0].dtype), np.zeros(shape, messages[0].dtype)
+        if messages[0].nbytes % (ranks * PAGE_BYTES):
+            raise KernelArgumentError(f"{messages[0].nbytes} bytes are not whole pages of {ranks} ranks")
+        for rank, own in enumerate(self.peers):
+            groups = (message.view(np.uint8).reshape(-1, ranks, PAGE_BYTES)[:, rank].reshape(-1) for message in messages)
+            memory = SequenceMemory(PAGE_BYTES, rows[rank], tuple(self.devices.array(rank, one) for one in groups), rows)
+            given = self.devices.array(rank, residual), self.devices.array(rank, weight)
+            launches.append(sequence_parallel_norm(*given, EPSILON, memory, own))
+        self.devices.load(launches)
+        self.devices.launch(launches)
+        self.devices.synchronize()
+        outs = [rows_of(one, shape, messages[0].dtype) for one in rows]
+        summed = [message.reshape(shape) for message in messages]
+        norm = rms_norm_reference(all_reduce_reference(summed), weight, EPSILON, residual)[0]
+        check(SEQUENCE_PARALLEL, [norm], [out.copy_to_host() for out in outs])
         return launches, outs
 
 
@@ -77,7 +107,7 @@ def run(gpus: int, against: str | None, json_file: Path | None) -> None:
     if against not in (None, "torch"):
         raise InvalidOptionError(f"--against is {against!r}; it may be torch")
     out = console(json_file)
-    ranks, names = Ranks(gpus), VARIANTS.names("message")
+    ranks, names = Ranks(gpus), [*VARIANTS.names("message"), SEQUENCE_PARALLEL]
     table, rows = Table("message", *names, "chosen", *(["NCCL"] if against else [])), []
     for nbytes in SIZES:
         found = {name: microseconds(ranks, name, nbytes) for name in names}

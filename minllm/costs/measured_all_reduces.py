@@ -1,8 +1,9 @@
 """Measured times of all-reduces, by NCCL and by minllm's kernels; predictions of whole steps add them up.
 
 Times are microseconds of one all-reduce of a bfloat16 message in a CUDA graph, over NVLink without multicast. Those that
-`minllm bench all-reduce` has recorded (docs/results) come with the package in data/measurements.json: NCCL's through PyTorch, and those of
-the minllm kernel that is chosen for the message (kernels/all_reduce/choice.py).
+`minllm bench all-reduce` has recorded (docs/results) come with the package in data/measurements.json: NCCL's through PyTorch, those of
+the minllm kernel that is chosen for the message (kernels/all_reduce/choice.py), and of the kernel that takes an all-reduce's place if ranks
+divide the rows of a prompt.
 """
 
 import functools
@@ -11,14 +12,14 @@ from bisect import bisect_left
 from minllm.machine.hardware import GPUS, read_measurements
 
 KB, MB = 1 << 10, 1 << 20
-NCCL, KERNELS = "nccl", "kernels"
+NCCL, KERNELS, SEQUENCE_PARALLEL = "nccl", "kernels", "sequence_parallel"
 Times = dict[int, float]  # bytes of the message -> microseconds
 SIZES = (8 * KB, 64 * KB, 256 * KB, 512 * KB, MB, 2 * MB, 4 * MB, 16 * MB, 64 * MB)
 
 
 @functools.cache
 def measured_times() -> dict[tuple[str, int], dict[str, Times]]:
-    """{(short name of a GPU in machine/hardware.py, number of GPUs): {NCCL or KERNELS: times}}."""
+    """{(short name of a GPU in machine/hardware.py, number of GPUs): {NCCL, KERNELS or SEQUENCE_PARALLEL: times}}."""
     found = {}
     for name, measured in read_measurements().items():
         for ranks, recorded in measured.get("all_reduces", {}).items():
@@ -30,11 +31,11 @@ def measured_times() -> dict[tuple[str, int], dict[str, Times]]:
 def all_reduce_microseconds(gpu: str, ranks: int, message_bytes: float, by: str = NCCL) -> float | None:
     """Microseconds of one all-reduce between `ranks` of these GPUs; None if this number of them was not measured.
 
-    by: NCCL or KERNELS. Between two measured sizes times are interpolated linearly. Smaller messages take as long as the smallest; larger
-    ones take time in proportion to their bytes.
+    by: NCCL, KERNELS or SEQUENCE_PARALLEL. Between two measured sizes times are interpolated linearly. Smaller messages take as long as the
+    smallest; larger ones take time in proportion to their bytes.
     """
     times = measured_times().get((gpu, ranks), {}).get(by)
-    if times is None:
+    if not times:
         return None
     sizes = sorted(times)
     if message_bytes <= sizes[0]:

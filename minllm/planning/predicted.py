@@ -4,16 +4,16 @@
     prefill        t = t_request + stages / E + all-reduces
     in a pipeline  one micro-batch through all layers, and each of the others through the last stage (costs/pipeline.py)
 
-All-reduces take the times that were measured between as many such GPUs, of the kernel that the engine chooses or of NCCL, whichever is
-shorter. Every kernel of a prefill takes longer than step_time.py says, which is fitted to kernels that run alone and briefly; E is that
-share, and t_request what the engine adds to a single prompt. Both are fitted to prompts of 2,048 tokens of the 8B shape on one and two
-H200s (docs/results/h200_ranks.json).
+All-reduces take the times that were measured between as many such GPUs, of the kernel that the engine chooses, of NCCL, or of what takes
+their place if ranks divide the rows of a prompt, whichever is shortest. Every kernel of a prefill takes longer than step_time.py says,
+which is fitted to kernels that run alone and briefly; E is that share, and t_request what the engine adds to a single prompt. Both are
+fitted to prompts of 2,048 tokens of the 8B shape on one and two H200s (docs/results/h200_ranks.json).
 """
 
 from collections.abc import Callable
 
 from minllm import costs
-from minllm.costs.measured_all_reduces import KERNELS, NCCL, all_reduce_microseconds
+from minllm.costs.measured_all_reduces import KERNELS, NCCL, SEQUENCE_PARALLEL, all_reduce_microseconds
 from minllm.costs.parallel import all_reduces
 from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches, prompt_parts
 from minllm.costs.stages import forward_stages, visible_pairs
@@ -93,7 +93,7 @@ def all_reduces_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes, tokens: int) -
 
 
 def all_reduce_times(config: ModelConfig, gpu: Gpu, wishes: Wishes, tokens: int) -> list[float]:
-    """Microseconds of an all-reduce by NCCL and by the kernels; empty if they were not measured between these GPUs."""
-    message = tokens * config.hidden_size * 2
-    times = [all_reduce_microseconds(gpu.short_name, wishes.tensor_parallel, message, by) for by in (NCCL, KERNELS)]
+    """Microseconds of an all-reduce by each way that was measured between these GPUs."""
+    message, ways = tokens * config.hidden_size * 2, (NCCL, KERNELS) if config.num_experts else (NCCL, KERNELS, SEQUENCE_PARALLEL)
+    times = [all_reduce_microseconds(gpu.short_name, wishes.tensor_parallel, message, by) for by in ways]
     return [one for one in times if one is not None]

@@ -8,8 +8,37 @@ from typer.testing import CliRunner
 
 from minllm.bench import all_reduce
 from minllm.cli.app import app
-from minllm.errors import InvalidOptionError, MinLLMError
+from minllm.errors import InvalidOptionError, KernelArgumentError, MinLLMError
+from minllm.kernels.all_reduce.peers import launch_together
 from minllm.runtime import peer_devices
+
+
+class HostArray(np.ndarray):
+    """An array of a simulated GPU."""
+
+    copy_to_host = np.ndarray.copy
+
+
+class SimulatedDevices:
+    """GPUs in the simulator; the last one's results are wrong by `error`."""
+
+    def __init__(self, count):
+        self.devices, self.error = range(count), 0
+
+    def zeros(self, rank, shape, dtype):
+        return np.zeros(shape, dtype).view(HostArray)
+
+    def array(self, rank, host):
+        return host.copy().view(HostArray)
+
+    def load(self, launches):
+        pass
+
+    def launch(self, launches):
+        launch_together(launches)
+        launches[-1].arguments[3][-1][0, 0] += self.error
+
+    synchronize = partial(int)
 
 
 class PaperDevices:
@@ -35,6 +64,20 @@ def test_a_graph_holds_more_small_all_reduces_than_large_ones():
         devices, calls = PaperDevices(), []
         assert all_reduce.replayed(devices, partial(calls.append, 1), nbytes) >= 0
         assert len(calls) == count and devices.replays == all_reduce.REPLAYS * all_reduce.ROUNDS
+
+
+def test_the_rows_that_ranks_divide_are_checked_before_they_are_timed(monkeypatch):
+    monkeypatch.setattr(all_reduce, "PeerDevices", SimulatedDevices)
+    for name, small in (("HIDDEN", 64), ("PAGE_BYTES", 256), ("SIZES", (2048,)), ("LARGEST_OF_LOW_LATENCY", 2048)):
+        monkeypatch.setattr(all_reduce, name, small)
+    ranks = all_reduce.Ranks(2)
+    launches, outs = ranks.launches("sequence_parallel", 2048)
+    assert len(launches) == 2 and outs[0].shape == (16, 64) and np.abs(outs[0].astype(np.float32)).max() > 1
+    with pytest.raises(KernelArgumentError, match="2304 bytes are not whole pages of 2 ranks"):
+        ranks.launches("sequence_parallel", 2304)
+    ranks.devices.error = 1
+    with pytest.raises(MinLLMError, match="sequence_parallel: the ranks have different results"):
+        ranks.launches("sequence_parallel", 2048)
 
 
 def test_wrong_results_stop_the_measurement():
