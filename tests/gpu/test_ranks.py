@@ -38,7 +38,7 @@ PROMPTS = [[5, 6, 7], [11] * 40, [2, 3], list(range(60, 90))]
 ON_ONE_GPU = (  # without --exhaustive
     "test_tokens_of_two_hundred_prompts_are_those_of_one_gpu[2-1]",
     "test_tokens_of_two_hundred_prompts_are_those_of_one_gpu[1-2]",
-    "test_tokens_of_prompts_whose_rows_ranks_divide_are_those_of_one_gpu[2-1]",
+    "test_prompts_whose_rows_ranks_divide_give_the_tokens_of_one_gpu[2-1-bfloat16]",
     "test_a_killed_rank_ends_all_within_five_seconds[by_size]",
 )
 FORMS = {
@@ -112,23 +112,25 @@ def test_tokens_of_two_hundred_prompts_are_those_of_one_gpu(tensor, stages, tmp_
             np.testing.assert_array_equal(words, ranks.engine.ops.to_host(ranks.engine.runner.slots.state.words))
 
 
-@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (4, 1), (2, 2)])
-def test_tokens_of_prompts_whose_rows_ranks_divide_are_those_of_one_gpu(tensor, stages, tmp_path):
-    """Rows of 4 KB, of which 512 fill a page: whole groups and others, in chunks, alone and together."""
+@pytest.mark.parametrize(("tensor", "stages", "dtype"), [(2, 1, "float32"), (2, 1, "bfloat16"), (4, 1, "float32"), (2, 2, "float32")])
+def test_prompts_whose_rows_ranks_divide_give_the_tokens_of_one_gpu(tensor, stages, dtype, tmp_path):
+    """Whole groups of rows and others, in chunks, alone and together; in bfloat16 sums are rounded before they are added."""
     if tensor * stages > MOST:
         pytest.skip(f"there are fewer than {tensor * stages} GPUs")
     model, rng = save_model_of_one_kv_head(tmp_path, WIDE), np.random.default_rng(8)
     prompts = [rng.integers(0, 256, length).tolist() for length in (2048, 2047, 1100, 3, 1500, 3900)]
-    given = options("float32") | dict(load_format="dummy", max_model_len=4096, max_num_batched_tokens=2304)
+    given = options(dtype) | dict(load_format="dummy", max_model_len=4096, max_num_batched_tokens=2304)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     with LLM(model, **given) as alone:
-        wanted, scores = [one.outputs[0].token_ids for one in alone.generate(prompts, params)], alone.logits(prompts[2])[-1]
+        wanted, scores = [one.outputs[0].token_ids for one in alone.generate(prompts, params)], alone.logits(prompts[-1][:2300])[-1]
     with LLM(model, **given, tensor_parallel_size=tensor, pipeline_parallel_size=stages) as ranks:
         rows = ranks.engine.ops.communicator.sequence.rows[ranks.engine.ops.communicator.rank]
+        found = [one.outputs[0].token_ids for one in ranks.generate(prompts, params)]
         rows.fill_bytes(0)
-        assert [one.outputs[0].token_ids for one in ranks.generate(prompts, params)] == wanted
-        assert ranks.engine.ops.to_host(rows).any()
-        np.testing.assert_allclose(ranks.logits(prompts[2])[-1], scores, atol=1e-3)
+        logits = ranks.logits(prompts[-1][:2300])[-1]
+        assert ranks.engine.ops.to_host(rows).any()  # the ranks did divide them
+    assert np.linalg.norm(logits - scores) < (1e-5 if dtype == "float32" else 0.03) * np.linalg.norm(scores)
+    assert found == wanted or dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -12,7 +12,10 @@ from tests.models import random_models
 ONE_KV_HEAD = dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, head_dim=16
 )  # fmt: skip
-WIDE = dict(hidden_size=1024, intermediate_size=512, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=4, head_dim=64)
+WIDE = dict(
+    hidden_size=1024, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
+    max_position_embeddings=4096,
+)  # fmt: skip
 EIGHT_HEADS = dict(num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, hidden_size=128, head_dim=32)
 
 
