@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -13,21 +14,27 @@ from minllm.parallel.communicator import CommunicationError, PeerLostError
 from minllm.parallel.processes import RankError, RankProcesses
 from minllm.parallel.shared_memory import SLOT_BYTES, SharedMemoryCommunicator, memory_bytes
 from tests.parallel.in_threads import in_threads
-from tests.parallel.rank_programs import SUMMED, collectives, random_array, run_commands
+from tests.parallel.rank_programs import SUMMED, collectives, random_array, run_commands, texts_of_files, wanted_texts
 
 RANKS = 4
 SIZES = [0, 1, 37, 2 * SLOT_BYTES // 4 + 3]  # the last takes several parts
 
 
 @pytest.fixture(scope="module")
-def results():
-    """[rank][name of an operation] -> its result."""
-    processes = RankProcesses(RANKS, run_commands, None)
+def processes():
+    """Four ranks that wait for commands."""
+    found = RankProcesses(RANKS, run_commands, None)
     try:
-        processes.send(("collectives", SIZES))
-        yield [collectives(processes.own, SIZES), *processes.replies()]
+        yield found
     finally:
-        processes.close()
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def results(processes):
+    """[rank][name of an operation] -> its result."""
+    processes.send(("collectives", SIZES))
+    return [collectives(processes.own, SIZES), *processes.replies()]
 
 
 def test_sums_are_bitwise_equal_on_all_ranks_and_in_the_order_of_ranks(results):
@@ -51,6 +58,13 @@ def test_every_rank_gathers_all_arrays_and_gets_the_broadcast_one(results):
 def test_messages_between_two_ranks_arrive(results):
     for rank, found in enumerate(results):
         assert all((found[f"ring {size}"] == (rank - 1) % RANKS).all() for size in SIZES)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets and memfd are Linux's")
+def test_every_rank_opens_the_files_of_all(processes):
+    processes.send(("files", 5))
+    for rank, (texts, left_open) in enumerate([texts_of_files(processes.own, 5), *processes.replies()]):
+        assert texts == wanted_texts(rank, RANKS, 5) and left_open == 0
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ import contextlib
 import ctypes
 import mmap
 import os
+import resource
 import socket
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +17,11 @@ from minllm.errors import DeviceError
 from minllm.kernels.all_reduce.sequence_parallel import MOST_BYTES, PAGE_BYTES
 from minllm.models.config_reader import read_model_config
 from minllm.parallel import file_descriptors
-from minllm.parallel.communicator import CommunicationError
+from minllm.parallel.communicator import CommunicationError, PeerLostError
 from minllm.parallel.sequence_memory import connect_sequence, sequence_bytes
 from tests.engine.models import model_directory
 from tests.parallel.in_threads import ThreadsMemory, in_threads
+from tests.parallel.rank_programs import texts_of_files, wanted_texts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets and memfd are Linux's")
 PAGE = mmap.PAGESIZE
@@ -117,39 +120,85 @@ def test_a_rank_that_fails_leaves_all_without(options, reason):
     assert sorted(host.closed) == sorted([*host.exported] * 2)
 
 
-def test_more_descriptors_than_a_message_holds_arrive_in_order():
+@pytest.mark.parametrize(("ranks", "count"), [(3, 300), (2, 0)])
+def test_more_descriptors_than_a_message_holds_arrive_in_order(ranks, count):
+    found = in_threads(ranks, lambda rank: texts_of_files(rank, count)[0])
+    assert found == [wanted_texts(rank, ranks, count) for rank in range(ranks)]
+
+
+def test_a_rank_that_never_comes_is_named_within_the_time_limit():
+    is_over = threading.Event()
+
     def work(rank):
-        with contextlib.ExitStack() as files:
-            given = [[files.enter_context(open(os.memfd_create("one"), "w+b")) for _ in range(300)] for _ in range(3)]
-            for peer, of_peer in enumerate(given):
-                for number, file in enumerate(of_peer):
-                    file.write(b"%d %d %d" % (rank.rank, peer, number))
-                    file.flush()
-            received = file_descriptors.exchanged(rank.host, [[file.fileno() for file in of_peer] for of_peer in given])
-            opened = [[files.enter_context(open(one, "rb")) for one in of_peer] for of_peer in received]
-            return [[os.pread(file.fileno(), 99, 0).decode() for file in of_peer] for of_peer in opened]
+        if rank.rank == 1:
+            is_over.wait(10)
+            return
+        rank.host.limit_waits(0.3)
+        with pytest.raises(PeerLostError, match=r"Rank 0 has waited 0\.3 s for rank 1"):
+            file_descriptors.exchanged(rank.host, [[], [0]])
+        is_over.set()
 
-    for rank, found in enumerate(in_threads(3, work)):
-        wanted = [[f"{peer} {rank} {number}" for number in range(300 if peer != rank else 0)] for peer in range(3)]
-        assert found == wanted
+    in_threads(2, work)
+    assert is_over.is_set()
 
 
-def test_strangers_are_passed_over_and_a_missing_peer_is_named(monkeypatch):
-    monkeypatch.setenv("MINLLM_STEP_SECONDS", "0.3")
-    key, received = b"k" * file_descriptors.KEY_BYTES, [[], [], []]
-    with file_descriptors.listening(key, 0) as server, file_descriptors.listening(key, 1), file_descriptors.listening(key, 2):
+def test_a_rank_that_cannot_be_reached_is_named_to_all(monkeypatch):
+    """As in a network namespace of its own, where nobody listens to the name."""
+    listening = file_descriptors.listening
+    monkeypatch.setattr(file_descriptors, "listening", lambda key, rank: listening(key, rank + 9 * (rank == 2)))
 
-        def stranger():
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-                link.connect(file_descriptors.name_of(key, 0))
-                socket.send_fds(link, [b"s" * 24], [0])
+    def work(rank):
+        with pytest.raises(CommunicationError, match=r"^rank 0: no .* to rank 2 .* refused.* namespace; rank 1: no .* to rank 2 [^;]*$"):
+            file_descriptors.exchanged(rank.host, [[0] if peer != rank.rank else [] for peer in range(3)])
 
-        thread = threading.Thread(target=stranger)
-        thread.start()
-        with pytest.raises(CommunicationError, match="rank 1 has sent no file descriptors for 0.3 s"):
-            file_descriptors.exchange(server, key, 0, [[], [], []], received)
-        thread.join()
-    assert received == [[], [], []]
+    in_threads(3, work)
+
+
+def test_strangers_are_passed_over_and_a_missing_peer_is_named():
+    """One says nothing, one does not know the key, and one ends at once."""
+    key, received = os.urandom(file_descriptors.KEY_BYTES), [[], [], []]
+    with file_descriptors.listening(key, 0) as server, contextlib.ExitStack() as strangers:
+        assert key.hex() not in Path("/proc/net/unix").read_text()
+        silent, loud, hasty = (strangers.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(3))
+        for one in (silent, loud, hasty):
+            one.connect(file_descriptors.name_of(key, 0))
+        socket.send_fds(loud, [file_descriptors.HEADER.pack(bytes(len(key)), 1, 1)], [0])
+        socket.send_fds(loud, [b"\0"], [0])
+        hasty.close()
+        file_descriptors.send(key, 2, 0, [0, 1])
+        with pytest.raises(CommunicationError, match="^rank 1 has sent no file descriptors$"):
+            file_descriptors.receive(server, key, 0, received)
+    assert [len(one) for one in received] == [0, 0, 2]
+    for one in received[2]:
+        os.close(one)
+
+
+def test_processes_of_other_users_are_strangers(monkeypatch):
+    key, received = os.urandom(file_descriptors.KEY_BYTES), [[], []]
+    with file_descriptors.listening(key, 0) as server:
+        file_descriptors.send(key, 1, 0, [0])
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        with pytest.raises(CommunicationError, match="rank 1 has sent no file descriptors"):
+            file_descriptors.receive(server, key, 0, received)
+    assert received == [[], []]
+
+
+def test_a_process_that_may_open_no_more_files_says_so():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def work(rank):
+        first_free = os.dup(0)
+        os.close(first_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (first_free + 40, limits[1]))  # both are threads of this process
+        rank.host.barrier()
+        with pytest.raises(CommunicationError, match=r"only \d+ of 300 file descriptors of rank \d have arrived.*raise `ulimit -n`"):
+            file_descriptors.exchanged(rank.host, [[0] * 300 if peer != rank.rank else [] for peer in range(2)])
+
+    try:
+        in_threads(2, work)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_only_dense_models_divide_rows_that_fill_few_pages():
