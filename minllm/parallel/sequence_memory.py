@@ -14,7 +14,7 @@ import numpy as np
 from minllm.errors import DeviceError
 from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, group_and_sequence_bytes
 from minllm.models.config import ModelConfig
-from minllm.parallel.communicator import CommunicationError, Communicator
+from minllm.parallel.communicator import CommunicationError, Communicator, PeerLostError
 from minllm.parallel.file_descriptors import exchanged
 from minllm.parallel.peer_memory import SharedMachine, gpu_machine, mapped_by_all, on_all
 from minllm.runtime.shared_pages import SharedPages
@@ -45,6 +45,7 @@ def connect_sequence(
     """The SharedSequence for sequences of up to nbytes, or the reason why there is none. All ranks get the same kind of result.
 
     host: a communicator of the same ranks, for NumPy arrays. group_bytes: as in SequenceMemory. machine, make_pages: of GPUs by default.
+    Raises PeerLostError if a rank has ended.
     """
     machine, ranks, count = machine or gpu_machine(), host.world_size, nbytes // (host.world_size * group_bytes)
     whole = mapped_by_all(host, nbytes, machine)
@@ -62,6 +63,8 @@ def connect_sequence(
             theirs[host.rank] = own[host.rank]
             partials = on_all(host, lambda: mapped(pages, [of_rank[group] for group in range(count) for of_rank in theirs], resources))
             received = on_all(host, lambda: tuple(mapped(pages, of_rank, resources) for of_rank in own))
+        except PeerLostError:  # no reason of a rank that lives
+            raise
         except CommunicationError as error:
             return str(error)
         rows = tuple(machine.array(one, 0, nbytes, np.uint8) for one in whole)

@@ -120,6 +120,24 @@ def test_a_rank_that_fails_leaves_all_without(options, reason):
     assert sorted(host.closed) == sorted([*host.exported] * 2)
 
 
+def test_a_rank_that_ends_is_no_reason_to_go_on_without():
+    """Its peers raise what any other wait for it would."""
+    host = ThreadsMemory()
+
+    def work(rank):
+        def make_pages(nbytes):
+            if rank.rank == 1:
+                raise ZeroDivisionError("a fault of this test")
+            return HostSharedPages(nbytes)
+
+        with pytest.raises(ZeroDivisionError if rank.rank == 1 else PeerLostError, match="a fault of this test|Rank 1 has ended"):
+            connect_sequence(rank.host, PAGE, 4 * PAGE, host.machine(rank.rank), make_pages)
+        rank.host.close()
+
+    in_threads(2, work)
+    assert sorted(host.closed) == sorted([*host.exported] * 2)
+
+
 @pytest.mark.parametrize(("ranks", "count"), [(3, 300), (2, 0)])
 def test_more_descriptors_than_a_message_holds_arrive_in_order(ranks, count):
     found = in_threads(ranks, lambda rank: texts_of_files(rank, count)[0])
