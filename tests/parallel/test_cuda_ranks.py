@@ -53,7 +53,7 @@ class Together:
     sequences: the ranks' memories for rows that they divide; here partial sums reach their owners before the launch.
     """
 
-    def __init__(self, turn, sequences):
+    def __init__(self, turn, sequences=()):
         self.turn, self.launches, self.sequences = turn, {}, sequences
         self.barrier = threading.Barrier(RANKS, action=self.run, timeout=60)
 

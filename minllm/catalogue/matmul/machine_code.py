@@ -76,13 +76,14 @@ def compiled_steps(dtype):
         tiling = choose_tiling(1, 128256, hidden, normed=True)
         yield from gemv_code(f"{step}/head", product("gemv", 1, 128256, hidden, dtype, FLOAT32, norm=True), tiling)
     for ranks in (2, 4):
-        yield from compiled_layer(f"rank/{ranks}", 4096, 32 // ranks, 8 // ranks, 128, 14336 // ranks, dtype)
+        from_ada = FP8_TARGETS  # before, the kernel of queries, keys and values is that of a whole step
+        yield from compiled_layer(f"rank/{ranks}", 4096, 32 // ranks, 8 // ranks, 128, 14336 // ranks, dtype, from_ada)
 
 
-def compiled_layer(name, hidden, heads, kv_heads, head_dim, intermediate, dtype):
-    """The GEMVs of a layer."""
+def compiled_layer(name, hidden, heads, kv_heads, head_dim, intermediate, dtype, targets=TARGETS):
+    """The GEMVs of a layer. targets: for which that of queries, keys and values is compiled."""
     launch, width = gemv_qkv_rope_append(1, heads, kv_heads, head_dim, hidden, dtype), (heads + 2 * kv_heads) * head_dim
-    for target in TARGETS:
+    for target in targets:
         tiling = choose_qkv_tiling(1, width, hidden, dtype, target)
         yield from gemv_code(f"{name}/qkv/{tiling.rows}_rows", launch, tiling, ((target,),))
     for part, k in (("output", heads * head_dim), ("down", intermediate)):
