@@ -36,7 +36,8 @@ class SharedSequence(NamedTuple):
 
     def close(self) -> None:
         """Return this rank's memory and its maps of the others': no kernel may use them any more."""
-        self.resources.close()
+        with contextlib.suppress(DeviceError):  # after an error of the GPU the driver refuses, and the end of the process returns them
+            self.resources.close()
 
 
 def connect_sequence(
@@ -75,7 +76,7 @@ def created(pages: Any, resources: contextlib.ExitStack) -> Any:
     """A new page, which the resources release. Raises DeviceError if the GPU has too little memory."""
     page = pages.create()
     if page is None:
-        raise DeviceError(f"the GPU has no {pages.page_bytes} bytes left for rows of prompts: lower gpu_memory_utilization elsewhere")
+        raise DeviceError(f"the GPU has no {pages.page_bytes} bytes left for rows of prompts: end other programs on it")
     resources.callback(pages.release, page)
     return page
 

@@ -23,7 +23,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int32, uint32
 from numba.cuda import libdevice
 
 from minllm.kernels.all_reduce.fused_norm import ROUND
@@ -106,15 +106,10 @@ def sequence_parallel_kernel(dtype, ranks, threads, together):
     loads_early = threads <= THREADS // 2  # longer blocks have no registers to keep weights in
     of_row, in_flight, held = 4 * (ranks + 1), 4 * (ranks + 1) * together, width * together
 
-    @cuda.jit(device=True)
-    def token_of(number, group, rank):
-        """The token of a rank's own row; group: rows that a rank owns side by side."""
-        return (number // group * ranks + rank) * group + number % group
-
     @kernel(launch_bounds=(threads, 1), dependent_launch=True)
     def sequence_parallel_kernel(received, residual, weight, rows, group, epsilon, rank, signals, counters, fault, limit):
         # received: of each rank [own rows, H]; residual: [T, H]; weight: [H] or None; rows: all ranks' [T, H]; signals: of all ranks
-        (tokens, hidden), i = residual.shape, cuda.threadIdx.x * width
+        tokens, hidden, i = int32(residual.shape[0]), residual.shape[1], cuda.threadIdx.x * width
         lane, warp, warps = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5, cuda.blockDim.x >> 5
         words, weights = cuda.local.array(in_flight, uint32), cuda.local.array(4, uint32)
         values, total = cuda.local.array(held, float32), cuda.local.array(width, float32)
@@ -122,51 +117,53 @@ def sequence_parallel_kernel(dtype, ranks, threads, together):
         if weight is not None and i < hidden and loads_early:
             load_words(weight, i, weights, 0)  # no kernel writes it, so this load may overlap the preceding kernel
         wait_for_predecessors()
-        epoch, number = next_epoch(counters), cuda.blockIdx.x * together
+        epoch, group_start, own_start = next_epoch(counters), int32(rank * group), int32(0)
         meet(signals, 0, rank, epoch, fault, limit)  # all ranks' GEMMs have ended
-        while token_of(number, group, rank) < tokens:
-            for k in range(together):
-                token = token_of(number + k, group, rank)
-                if i < hidden and token < tokens:
-                    for peer in range(ranks):
-                        load_words(received[peer], (number + k) * hidden + i, words, k * of_row + 4 * peer)
-                    load_words(residual, token * hidden + i, words, k * of_row + 4 * ranks)
-            for k in range(together):
-                token, sum_of_squares = token_of(number + k, group, rank), float32(0)
-                if i < hidden and token < tokens:
-                    at = k * width
-                    for j in range(width):
-                        total[j] = float32(0)
-                    for peer in range(ranks):
-                        unpack(words, k * of_row + 4 * peer, values, at)
+        while group_start < tokens:
+            row, end = int32(cuda.blockIdx.x * together), min(int32(group), int32(tokens - group_start))
+            while row < end:
+                for k in range(together):
+                    if i < hidden and row + k < end:
+                        for peer in range(ranks):
+                            load_words(received[peer], (own_start + row + k) * hidden + i, words, k * of_row + 4 * peer)
+                        load_words(residual, (group_start + row + k) * hidden + i, words, k * of_row + 4 * ranks)
+                for k in range(together):
+                    sum_of_squares, at = float32(0), k * width
+                    if i < hidden and row + k < end:
                         for j in range(width):
-                            total[j] += values[at + j]
-                    round_to_dtype(total)
-                    unpack(words, k * of_row + 4 * ranks, values, at)
-                    for j in range(width):
-                        values[at + j] += total[j]
-                    store(residual, token * hidden + i, values, at)  # which rounds them
-                    for j in range(width):
-                        sum_of_squares += values[at + j] * values[at + j]
-                sum_of_squares = warp_sum(sum_of_squares)
-                if lane == 0:
-                    partials[k, warp] = sum_of_squares
-            cuda.syncthreads()
-            for k in range(together):
-                token = token_of(number + k, group, rank)
-                sum_of_squares = warp_sum(partials[k, lane] if lane < warps else float32(0))
-                inverse_rms = libdevice.rsqrtf(sum_of_squares / float32(hidden) + epsilon)
-                if i < hidden and token < tokens:
-                    if weight is not None:
-                        if not loads_early:
-                            load_words(weight, i, weights, 0)
-                        unpack(weights, 0, total, 0)
+                            total[j] = float32(0)
+                        for peer in range(ranks):
+                            unpack(words, k * of_row + 4 * peer, values, at)
+                            for j in range(width):
+                                total[j] += values[at + j]
+                        round_to_dtype(total)
+                        unpack(words, k * of_row + 4 * ranks, values, at)
                         for j in range(width):
-                            values[k * width + j] *= inverse_rms * total[j]
-                    for peer in range(ranks):
-                        store(rows[peer], token * hidden + i, values, k * width)
-            cuda.syncthreads()  # all threads have read `partials`
-            number += cuda.gridDim.x * together
+                            values[at + j] += total[j]
+                        store(residual, (group_start + row + k) * hidden + i, values, at)  # which rounds them
+                        for j in range(width):
+                            sum_of_squares += values[at + j] * values[at + j]
+                    sum_of_squares = warp_sum(sum_of_squares)
+                    if lane == 0:
+                        partials[k, warp] = sum_of_squares
+                cuda.syncthreads()
+                for k in range(together):
+                    sum_of_squares = warp_sum(partials[k, lane] if lane < warps else float32(0))
+                    inverse_rms = libdevice.rsqrtf(sum_of_squares / float32(hidden) + epsilon)
+                    if i < hidden and row + k < end:
+                        if weight is not None:
+                            if loads_early:
+                                unpack(weights, 0, total, 0)
+                            else:
+                                load_words(weight, i, words, 0)
+                                unpack(words, 0, total, 0)
+                            for j in range(width):
+                                values[k * width + j] *= inverse_rms * total[j]
+                        for peer in range(ranks):
+                            store(rows[peer], (group_start + row + k) * hidden + i, values, k * width)
+                cuda.syncthreads()  # all threads have read `partials`
+                row = int32(row + cuda.gridDim.x * together)
+            group_start, own_start = int32(group_start + ranks * group), int32(own_start + group)
         meet(signals, 1, rank, epoch, fault, limit)  # all ranks' rows have arrived
         finish_epoch(counters, epoch)
 
