@@ -9,7 +9,8 @@ from minllm.kernels.all_reduce.fused_norm import FUSABLE
 from minllm.kernels.all_reduce.fused_norm import fused_norm as launch_fused_norm
 from minllm.kernels.all_reduce.peers import MOST_RANKS, Peers, allocate, launch_together
 from minllm.kernels.all_reduce.reference import all_reduce_reference
-from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, sequence_parallel_norm
+from minllm.kernels.all_reduce.sequence_parallel import MOST_IN_FLIGHT, SequenceMemory, sequence_parallel_norm
+from minllm.kernels.arguments import ceil_div
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 
 EPSILON = 1e-5
@@ -40,7 +41,7 @@ def moved_by(name, n, b):
 
 def together(launches, stream):
     """Launch on all ranks in the simulator; in a dry run on the first, as the others launch the same."""
-    if isinstance(launches[0].arguments[0], np.ndarray):
+    if isinstance(launches[0].arguments[1], np.ndarray):
         launch_together(launches)
     else:
         launches[0].launch(stream)
@@ -153,7 +154,8 @@ def sequence_parallel(ranks, groups, group, hidden, dtype, normed=True):
         found = {f"rank {rank}'s {name}": nbytes for rank in range(2) for name, nbytes in (("residual", 2 * n), ("weight", weights))}
         return found | {f"rank {rank}'s {name}[{whose}]": n for rank in range(2) for name in ("received", "rows") for whose in range(2)}
 
-    formulas = Moved(moved(n if normed else 0), moved(row if normed else 0)) if ranks == 2 else {}
+    blocks = ceil_div(groups * group, MOST_IN_FLIGHT // (ranks + 1))  # each reads the weights once
+    formulas = Moved(moved(blocks * row if normed else 0), moved(row if normed else 0)) if ranks == 2 else {}
     exact = tuple(f"residual {rank}" for rank in range(ranks))
     return Launch(arrays, call, reference, formulas, indices=left_out(ranks), exact=exact, several_gpus=True)
 

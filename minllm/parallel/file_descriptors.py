@@ -50,7 +50,9 @@ def name_of(key: bytes, rank: int) -> str:
 
 
 def listening(key: bytes, rank: int) -> socket.socket:
-    """The socket to which peers connect; accepting does not wait. Raises OSError."""
+    """The socket to which peers connect; accepting does not wait. Raises OSError, and CommunicationError on systems other than Linux."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise CommunicationError("ranks hand over file descriptors on Linux alone")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     server.bind(name_of(key, rank))
     server.listen()

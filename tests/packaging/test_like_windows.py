@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parent / "windows_like"
 GUARDED = {  # names that Windows lacks and our code uses, each after asking whether it is there
     "minllm/course/fork.py": {"SIGKILL", "fork"},
     "minllm/machine/host.py": {"sched_getaffinity"},
+    "minllm/parallel/file_descriptors.py": {"AF_UNIX", "geteuid"},
     "minllm/runtime/host_pages.py": {"MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_DONTNEED"},
 }
 UNIX_TOOLS = {"tools/run_numba_tests.py": {"setitimer"}, "tools/fail_ranks.py": {"SIGKILL", "SIGSTOP"}}
