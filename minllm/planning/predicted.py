@@ -26,7 +26,7 @@ from minllm.planning.plan import Wishes
 
 HOPPERS = ("h100", "h200")  # beginnings of short names
 SIXTEEN_BITS = ("bfloat16", "float16")
-REQUEST_MS, SHARE_IN_PREFILL = 1.6, 0.855  # t_request and E
+REQUEST_MS, SHARE_IN_PREFILL = 1.6, 0.88  # t_request and E
 
 
 def step_rates(gpu: Gpu) -> StepRates | None:
@@ -61,12 +61,13 @@ def predicted_prefill_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> float
     rates, parts = step_rates(gpu), prompt_parts(wishes.context, wishes.pipeline_parallel)
     if rates is None or not is_predicted(config, gpu, wishes, SIXTEEN_BITS):
         return None
-    tokens, visible = parts.tokens, visible_pairs(wishes.context, 0) // parts.count
+    tokens, context = parts.tokens, wishes.context
 
     def milliseconds(layers: ModelConfig) -> float:
         """Of a micro-batch in these layers, with as many keys before it as the average."""
         part = costs.shard(layers, wishes.tensor_parallel)
-        stages = forward_stages(part, Sizes(tokens, 1, visible=visible, read=wishes.context))
+        visible = sum(visible_pairs(context, window) for window in part.sliding_windows) // parts.count
+        stages = forward_stages(part, Sizes(tokens, 1, visible=visible, read=context * part.num_hidden_layers))
         given = part, rates, WEIGHT_FORMATS["bfloat16"]
         seconds = sum(stage_seconds(stage, 1 if stage.name in HEAD else tokens, *given) for stage in stages)
         return 1e3 * seconds / SHARE_IN_PREFILL + all_reduces_ms(layers, gpu, wishes, tokens)
