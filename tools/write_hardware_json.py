@@ -62,9 +62,10 @@ def all_reduces() -> dict[str, dict]:
         rows |= {(record["device"], int(one["ranks"]), message_bytes(one), row["variant"]): row for one, row in matches if one}
     for (device, ranks, size, variant), row in rows.items():
         times = found.setdefault(device, {}).setdefault(str(ranks), {NCCL: {}, KERNELS: {}})
-        times[NCCL][str(size)] = row["peer_value"]
         if variant == SEQUENCE_PARALLEL:
             times.setdefault(SEQUENCE_PARALLEL, {})[str(size)] = row["value"]
+            continue
+        times[NCCL][str(size)] = row["peer_value"]
         if variant == choose(ranks, size):
             times[KERNELS][str(size)] = row["value"]
         elif choose(ranks, size) is None:
