@@ -414,6 +414,56 @@ show_source(
 )
 
 # %% [markdown]
+# ## The rows of a prompt
+#
+# Two shots are a **reduce-scatter**, after which each rank has the sums of its part, and an **all-gather**, which sends
+# them to all. The residual and the norm that follow work on single rows. So if a rank's part is whole rows, it can add and
+# normalise them between the two, and ranks divide this work as well: *sequence parallelism*. The reduce-scatter is hidden:
+# the output of a GEMM is one array whose pages lie on the GPUs in turn, so each tile is stored where it will be added up.
+# Here are six rows, of which two ranks own every second one, and the package's kernel:
+
+# %%
+from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
+from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.all_reduce.sequence_parallel import (
+    SequenceMemory,
+    rows_of,
+    sequence_parallel_norm,
+)
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
+
+HIDDEN = 64
+stored = rng.standard_normal((2, 6, HIDDEN)).astype(np.float32)  # by the ranks' GEMMs
+residuals, weight = np.ones((2, 6, HIDDEN), np.float32), np.ones(HIDDEN, np.float32)
+whole = tuple(
+    np.zeros(6 * 4 * HIDDEN, np.uint8) for _ in range(2)
+)  # bytes, on each rank
+launches = []
+for rank, peers in enumerate(simulated_peers(2, most_bytes=16)):
+    received = tuple(
+        np.ascontiguousarray(x[rank::2]).reshape(-1).view(np.uint8) for x in stored
+    )
+    memory = SequenceMemory(4 * HIDDEN, whole[rank], received, whole)
+    launches.append(
+        sequence_parallel_norm(residuals[rank], weight, 1e-5, memory, peers)
+    )
+launch_together(launches)
+found = [rows_of(one, (6, HIDDEN), np.dtype("float32")) for one in whole]
+changed = [(one != 1).any(axis=1).astype(int) for one in residuals]
+print("rows whose residual a rank has changed:", *changed)
+print("all ranks have the same rows:", np.array_equal(*found))
+
+# %% tags=["hide"]
+norm, _ = rms_norm_reference(
+    all_reduce_reference(list(stored)), weight, 1e-5, np.ones_like(stored[0])
+)
+np.testing.assert_allclose(found[0], norm, rtol=1e-5, atol=1e-6)
+assert np.array_equal(*found) and list(changed[0]) == [1, 0] * 3
+
+# %% [markdown]
+# !!! tip "Takeaway"
+#     Between reduce-scatter and all-gather, ranks divide even the work that tensor parallelism leaves to each of them.
+#
 # ## Measured against predicted
 
 # %% tags=["fold"]
@@ -425,7 +475,8 @@ measured = {name: {} for name in (*NAMES, "NCCL")}  # bytes -> microseconds
 for row in rows:
     count, unit = row.case.split(", ")[1].split()
     size = int(count) * BYTES[unit]
-    measured[row.variant][size], measured["NCCL"][size] = row.value, row.peer_value
+    if row.variant in NAMES:
+        measured[row.variant][size], measured["NCCL"][size] = row.value, row.peer_value
 curves(
     {
         name: [(size / 1024, found) for size, found in times.items()]
@@ -453,7 +504,18 @@ for name in NAMES:
             print(f"{name:12} {size // 1024:6} KiB: {found}")
 
 # %% [markdown]
-# And whole steps of the engine on one, two and four of these GPUs (`minllm bench ranks`):
+# In place of an all-reduce, rows of 4,096 that two GPUs divide, with residual and norm:
+
+# %%
+for row in recorded(
+    "all-reduce", variant="sequence_parallel", record="h200_all_reduce"
+):
+    print(
+        f"{row.case}: {row.value:5.1f} µs; NCCL's all-reduce alone {row.peer_value:.1f}"
+    )
+
+# %% [markdown]
+# Whole steps of the engine on one, two and four of these GPUs, before ranks divided rows (`minllm bench ranks`):
 
 # %%
 steps = {}  # what -> GPUs -> the recorded row
@@ -485,6 +547,8 @@ guess.against(
 )
 
 # %% [markdown]
+# On two GPUs a prompt of 2,048 tokens then took 27.2 ms instead of 30.5, and one GPU 47.7 (`docs/gpus.md`).
+#
 # Two sizes of one_shot give $\alpha$ and $\beta$, and these predict two_shot at 64 KiB. At 16 MiB it takes a fifth less
 # than that, so its $\beta$ is larger than one_shot's. By the formulas above the two never cross with two ranks; as
 # measured they do, at 2 MiB. low_latency falls behind its floor as messages grow, and the ring is far from its floor;
@@ -565,6 +629,7 @@ assert 700 < link.latency * link.bytes_per_second / 1e3 < 730
 # - P. Patarasuk, X. Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009, section 3.
 # - R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, section 4.
 # - R. Hockney, "The Communication Challenge for MPP: Intel Paragon and Meiko CS-2", 1994, section 2.
+# - V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2.2.
 # - Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019, section 2.
 # - NVIDIA, "PTX ISA", chapter "Memory Consistency Model".
 # - NVIDIA, NCCL, `src/device/prims_ll.h` (the protocol LL); vLLM, `csrc/custom_all_reduce.cuh` (one and two shots).

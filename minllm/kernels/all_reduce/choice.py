@@ -5,7 +5,7 @@
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "nccl"})         NCCL for all; steps are then launched kernel by kernel
 
 The limits for 2 and 4 ranks are measured on H200s (docs/results/h200_all_reduce.json, `minllm bench all-reduce`): at 64 MB two_shot
-takes 227 µs on two and NCCL 246, on four 473 and 326. Those for 8 are assumed: between one shot and two they are vLLM's for GPUs that are
+takes 226 µs on two and NCCL 245, on four 473 and 326. Those for 8 are assumed: between one shot and two they are vLLM's for GPUs that are
 all connected by NVLink (csrc/custom_all_reduce.cuh: two shots from 256 KB on); those of low_latency and of NCCL are guesses.
 On two H200s a step of the 8B shape takes 2.5 ms with this table, and 24 ms with NCCL alone, whose steps are not captured as graphs.
 """
