@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from minllm.cache.kv_cache import CacheShape
-from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY, memory_bytes
+from minllm.kernels.all_reduce.choice import BY_SIZE, DEFAULT, LIBRARY, memory_bytes
 from minllm.kernels.all_reduce.peers import Peers, allocate
 from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory
 from minllm.models.config import ModelConfig
@@ -57,7 +57,8 @@ class DryRunRankOps(DryRun, TensorParallelCudaOps):
             return
         most, of_inbox = memory_bytes(split.ranks)
         memories = [allocate(split.ranks, most, lambda size, dtype: self.zeros((size,), dtype), of_inbox) for _ in range(split.ranks)]
-        peers, sequence = Peers(split.rank, tuple(memories)), silent_sequence(split, self.dtype, self.zeros)
+        peers = Peers(split.rank, tuple(memories))
+        sequence = silent_sequence(split, self.dtype, self.zeros) if name == BY_SIZE else None
         self.communicator = PeerCommunicator(
             self.communicator, peers, name, lambda launch: launch.launch(self.stream), sequence=sequence
         )  # fmt: skip

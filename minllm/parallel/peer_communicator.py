@@ -15,7 +15,7 @@ import numpy as np
 
 from minllm.errors import DeviceError, KernelArgumentError
 from minllm.kernels.all_reduce import VARIANTS
-from minllm.kernels.all_reduce.choice import chosen, chosen_with_norm, divides_rows
+from minllm.kernels.all_reduce.choice import chosen, chosen_with_norm
 from minllm.kernels.all_reduce.fused_norm import fused_norm
 from minllm.kernels.all_reduce.peers import POLLS, Peers, RankLaunch, check_fault
 from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, rows_of, sequence_parallel_norm
@@ -82,10 +82,9 @@ class PeerCommunicator:
 
     def partial_sums(self, tokens: int, hidden: int, dtype: np.dtype) -> Any:
         """Where a rank stores its partial sums of rows that ranks divide, [tokens, hidden]; None if an all-reduce should add them up."""
-        row_bytes = hidden * dtype.itemsize
-        if self.sequence is None or not divides_rows(self.name, self.world_size, tokens * row_bytes):
+        if self.sequence is None or self.sequence.why_not(tokens, hidden * dtype.itemsize):
             return None
-        return None if self.sequence.why_not(tokens, row_bytes) else rows_of(self.sequence.partials, (tokens, hidden), dtype)
+        return rows_of(self.sequence.partials, (tokens, hidden), dtype)
 
     def norm_of_partial_sums(self, residual: Array, weight: Array | None, epsilon: float) -> Any:
         """residual += the sum of what all ranks stored in their `partial_sums`, in the rank's own rows; returns the RMSNorm of all rows.

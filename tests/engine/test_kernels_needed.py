@@ -21,7 +21,7 @@ from minllm.engine.ranks.share import RankShare
 from minllm.engine.running.host_copies import Readback
 from minllm.engine.running.machine import Done, HostMachine
 from minllm.kernels.all_reduce import VARIANTS
-from minllm.kernels.all_reduce.choice import DEFAULT, LIBRARY
+from minllm.kernels.all_reduce.choice import BY_SIZE, DEFAULT, LIBRARY
 from minllm.kernels.all_reduce.peers import Peers, allocate
 from minllm.kernels.sampling.tensors import SamplingKind
 from minllm.models.config_reader import read_model_config
@@ -115,7 +115,7 @@ class HostGpuRankOps(TensorParallelCudaOps):
         if grid.tensor > 1 and name != LIBRARY:
             memories = [allocate(grid.tensor, 1 << 20, lambda size, dtype: self.zeros((size,), dtype)) for _ in range(grid.tensor)]
             peers = Peers(grid.rank, tuple(memories))
-            sequence = silent_sequence(split, self.dtype, self.zeros)
+            sequence = silent_sequence(split, self.dtype, self.zeros) if name == BY_SIZE else None
             self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch(), sequence=sequence)
 
 
@@ -202,7 +202,6 @@ def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatc
 def test_ranks_that_divide_prompts_launch_what_was_found(family, on_gpu, monkeypatch):
     """Those of models that can; here from a few rows on."""
     monkeypatch.setattr("minllm.kernels.all_reduce.sequence_parallel.PAGE_BYTES", 512)
-    monkeypatch.setattr("minllm.parallel.peer_communicator.divides_rows", lambda name, ranks, nbytes: nbytes >= 4096)
     found = {}
     monkeypatch.setattr(compile_ahead, "keys_of", lambda *given: found.update(keys_of(*given)) or found)
     usual = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)

@@ -184,9 +184,8 @@ def test_a_feed_forward_of_a_few_rows_ends_with_the_next_norm(all_reduce, is_fus
 
 
 @pytest.mark.parametrize("rows", [6, 7, 12])
-def test_ranks_divide_many_rows_and_have_all_after_the_last_layer(rows, monkeypatch):
+def test_ranks_divide_many_rows_and_have_all_after_the_last_layer(rows):
     """An output projection, norm and feed-forward: only the first result is normalised, and each rank keeps its own rows' residual."""
-    monkeypatch.setattr("minllm.parallel.peer_communicator.divides_rows", lambda *_: True)
     random = np.random.default_rng(5)
     x, residual, norm = (random.normal(size=shape).astype(np.float32) for shape in ((rows, 16), (rows, HIDDEN), HIDDEN))
     shapes = (HIDDEN, 16), (16, HIDDEN), (16, HIDDEN), (HIDDEN, 16)

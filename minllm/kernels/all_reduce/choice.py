@@ -4,10 +4,13 @@
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "one_shot"})     one kernel, for all messages that fit the ranks' memory
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "nccl"})         NCCL for all; steps are then launched kernel by kernel
 
+From a page of 2 MB for each rank on, "by_size" has the ranks divide rows that a norm follows (sequence_parallel.py): 4 MB between two take
+12.6 µs then, and 21.2 with one_shot, without the norm. The table is for everything else.
+
 The limits for 2 and 4 ranks are measured on H200s (docs/results/h200_all_reduce.json, `minllm bench all-reduce`): at 64 MB two_shot
 takes 226 µs on two and NCCL 245, on four 473 and 326. Those for 8 are assumed: between one shot and two they are vLLM's for GPUs that are
 all connected by NVLink (csrc/custom_all_reduce.cuh: two shots from 256 KB on); those of low_latency and of NCCL are guesses.
-On two H200s a step of the 8B shape takes 2.5 ms with this table, and 24 ms with NCCL alone, whose steps are not captured as graphs.
+On two H200s a step of the 8B shape takes 2.4 ms with this table, and 24 ms with NCCL alone, whose steps are not captured as graphs.
 """
 
 from minllm.errors import KernelArgumentError
@@ -47,11 +50,6 @@ def chosen_with_norm(name: str, ranks: int, message_bytes: int) -> str | None:
     """The algorithm for a message whose kernel also adds the residual and normalises; None if other kernels do that."""
     found = chosen(name, ranks, message_bytes)
     return found if found in FUSABLE else None
-
-
-def divides_rows(name: str, ranks: int, message_bytes: int) -> bool:
-    """Whether the ranks should divide rows of so many bytes (sequence_parallel.py), not add them all up with an all-reduce."""
-    return name == BY_SIZE and chosen_with_norm(name, ranks, message_bytes) is None
 
 
 def choose(ranks: int, message_bytes: int) -> str | None:

@@ -13,7 +13,7 @@ then move (N - 1) / N T H b bytes per rank in this kernel, half of an all-reduce
 A rank's residual is right only in its own rows (`OwnRows`). The last layer's kernel has no norm, and sends r to all ranks.
 
 Threads to data: a block takes a few rows at a time, whose loads are all in flight before the first is used; each thread holds a vector of
-each. Rounding is that of the separate kernels: results are bitwise the same, and the same on every rank.
+each. Sums and residuals are rounded as by separate kernels, and results are bitwise the same on every rank.
 
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2.
 """
