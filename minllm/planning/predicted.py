@@ -13,7 +13,7 @@ fitted to prompts of 2,048 tokens of the 8B shape on one and two H200s (docs/res
 from collections.abc import Callable
 
 from minllm import costs
-from minllm.costs.measured_all_reduces import KERNELS, NCCL, SEQUENCE_PARALLEL, all_reduce_microseconds
+from minllm.costs.measured_all_reduces import FEWEST_DIVIDED, KERNELS, NCCL, SEQUENCE_PARALLEL, all_reduce_microseconds
 from minllm.costs.parallel import all_reduces
 from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches, prompt_parts
 from minllm.costs.stages import forward_stages, visible_pairs
@@ -95,6 +95,8 @@ def all_reduces_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes, tokens: int) -
 
 def all_reduce_times(config: ModelConfig, gpu: Gpu, wishes: Wishes, tokens: int) -> list[float]:
     """Microseconds of an all-reduce by each way that was measured between these GPUs."""
-    message, ways = tokens * config.hidden_size * 2, (NCCL, KERNELS) if config.num_experts else (NCCL, KERNELS, SEQUENCE_PARALLEL)
-    times = [all_reduce_microseconds(gpu.short_name, wishes.tensor_parallel, message, by) for by in ways]
+    message, ranks = tokens * config.hidden_size * 2, wishes.tensor_parallel
+    divides_rows = message >= ranks * FEWEST_DIVIDED and not config.num_experts
+    ways = (NCCL, KERNELS, SEQUENCE_PARALLEL) if divides_rows else (NCCL, KERNELS)
+    times = [all_reduce_microseconds(gpu.short_name, ranks, message, by) for by in ways]
     return [one for one in times if one is not None]
