@@ -54,6 +54,14 @@ def divides(config: ModelConfig, degree: int) -> bool:
     return whole and (kv_heads % degree == 0 or degree % kv_heads == 0)
 
 
+def divides_rows(config: ModelConfig) -> bool:
+    """Whether GPUs can divide the rows of a prompt: every sum of theirs is added to the residual stream, and an RMSNorm follows.
+
+    Gemma normalises a sum before it is added, and a mixture of experts is added to the whole stream on every GPU.
+    """
+    return config.norm == "rms_norm" and config.gated_mlp and not (config.post_norms or config.num_experts)
+
+
 def all_reduces(config: ModelConfig, embeds: bool = True) -> int:
     """The number of all-reduces per step. embeds: whether these GPUs also compute the embedding."""
     return (3 if config.shared_expert_intermediate_size else 2) * config.num_hidden_layers + embeds

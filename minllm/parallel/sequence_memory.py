@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from minllm.costs.parallel import divides_rows
 from minllm.errors import DeviceError
 from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, group_and_sequence_bytes
 from minllm.models.config import ModelConfig
@@ -21,11 +22,8 @@ from minllm.runtime.shared_pages import SharedPages
 
 
 def sequence_bytes(config: ModelConfig, dtype: np.dtype, ranks: int) -> tuple[int, int] | None:
-    """(bytes of a group, bytes of all ranks' groups) for a model's rows; None if its ranks do not divide them.
-
-    Those of a mixture of experts do not: each rank adds the experts' outputs to the whole residual.
-    """
-    return None if config.num_experts else group_and_sequence_bytes(ranks, config.hidden_size * dtype.itemsize)
+    """(bytes of a group, bytes of all ranks' groups) for a model's rows; None if its ranks do not divide them."""
+    return group_and_sequence_bytes(ranks, config.hidden_size * dtype.itemsize) if divides_rows(config) else None
 
 
 class SharedSequence(NamedTuple):

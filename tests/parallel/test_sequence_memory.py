@@ -219,8 +219,12 @@ def test_a_process_that_may_open_no_more_files_says_so():
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_only_dense_models_divide_rows_that_fill_few_pages():
-    llama, moe = (read_model_config(model_directory(name)) for name in ("llama3", "qwen3_moe"))
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "gemma2", "gemma3", "gpt2"])
+def test_models_without_an_rms_norm_after_every_sum_have_no_memory_for_rows(family):
+    assert sequence_bytes(read_model_config(model_directory(family)), np.dtype("float32"), 2) is None
+
+
+def test_rows_fill_few_pages():
+    llama = read_model_config(model_directory("llama3"))
     group_bytes, nbytes = sequence_bytes(llama, np.dtype("float32"), 2)
     assert group_bytes % PAGE_BYTES == group_bytes % (4 * llama.hidden_size) == nbytes % (2 * group_bytes) == 0 and nbytes <= MOST_BYTES
-    assert sequence_bytes(moe, np.dtype("float32"), 2) is None

@@ -62,8 +62,8 @@ class SequenceMemory(NamedTuple):
 
     def why_not(self, tokens: int, row_bytes: int) -> str | None:
         """The reason why the ranks cannot divide so many rows; None if they can."""
-        if row_bytes % VECTOR_BYTES or row_bytes > THREADS * VECTOR_BYTES:
-            return f"rows of {row_bytes} bytes are not whole vectors of {VECTOR_BYTES} bytes, or more than {THREADS}"
+        if reason := why_no_rows(row_bytes):
+            return reason
         if self.group_bytes % row_bytes:
             return f"rows of {row_bytes} bytes do not fill groups of {self.group_bytes}"
         if tokens * row_bytes > self.partials.nbytes:
@@ -73,11 +73,21 @@ class SequenceMemory(NamedTuple):
         return None
 
 
+def why_no_rows(row_bytes: int) -> str | None:
+    """The reason why the kernel does not take rows of this size; None if it does."""
+    if row_bytes % VECTOR_BYTES or row_bytes > THREADS * VECTOR_BYTES:
+        return f"rows of {row_bytes} bytes are not whole vectors of {VECTOR_BYTES} bytes, or more than {THREADS}"
+    return None
+
+
 def group_and_sequence_bytes(ranks: int, row_bytes: int) -> tuple[int, int] | None:
-    """(bytes of a group, bytes of all ranks' groups) of a SequenceMemory; None if rows fill whole pages in groups that are too large.
+    """(bytes of a group, bytes of all ranks' groups) of a SequenceMemory; None if the kernel does not take such rows, or if they fill
+    whole pages in groups that are too large.
 
     A group has the fewest rows of `row_bytes` that fill whole pages.
     """
+    if why_no_rows(row_bytes):
+        return None
     group = math.lcm(PAGE_BYTES, row_bytes)
     return (group, MOST_BYTES // (ranks * group) * ranks * group) if ranks * group <= MOST_BYTES else None
 

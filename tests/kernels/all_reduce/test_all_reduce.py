@@ -223,6 +223,8 @@ def test_groups_fill_whole_pages_and_memory_is_for_whole_groups():
     assert group_and_sequence_bytes(2, 8192) == (2 << 20, 64 << 20)
     assert group_and_sequence_bytes(2, 2 * 5120) == (10 << 20, 60 << 20)
     assert group_and_sequence_bytes(8, 2 * 5120) is None  # a group of each is more than is divided
+    assert group_and_sequence_bytes(2, 16384) and group_and_sequence_bytes(2, 16384 + 16) is None  # no block has as many threads
+    assert group_and_sequence_bytes(2, 8200) is None
 
 
 def test_bad_input_is_refused():
