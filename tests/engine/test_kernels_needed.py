@@ -9,6 +9,7 @@ import pytest
 
 from minllm import LLM, SamplingParams
 from minllm.catalogue import signatures_for
+from minllm.costs.parallel import divides_rows
 from minllm.engine import kernels_needed
 from minllm.engine.build import engine, plan
 from minllm.engine.build.cache_format import cache_shape
@@ -109,12 +110,12 @@ class HostGpuRankOps(TensorParallelCudaOps):
     def __init__(self, dtype, variants, grid, config):
         super().__init__(dtype, grid, config.vocab_size, config.hidden_size, kernel_variants=variants, simulated=True)
         self.memory, self.capability = DeviceMemory(HostMemory()), current_device().compute_capability
-        split = Split(grid.rank, grid.tensor, config)
+        split = Split(grid.tensor_rank, grid.tensor, config)
         self.communicator = self.world = SilentLibrary(split)
         name = (variants or {}).get("all_reduce", DEFAULT)
         if grid.tensor > 1 and name != LIBRARY:
             memories = [allocate(grid.tensor, 1 << 20, lambda size, dtype: self.zeros((size,), dtype)) for _ in range(grid.tensor)]
-            peers = Peers(grid.rank, tuple(memories))
+            peers = Peers(grid.tensor_rank, tuple(memories))
             sequence = silent_sequence(split, self.dtype, self.zeros) if name == BY_SIZE else None
             self.communicator = PeerCommunicator(self.communicator, peers, name, lambda launch: launch.launch(), sequence=sequence)
 
@@ -198,20 +199,34 @@ def test_they_are_those_that_requests_launch(family, options, on_gpu, monkeypatc
     assert not never, f"found, but not launched: {never}"
 
 
-@pytest.mark.parametrize("family", ["llama3", "qwen3_moe", "gpt2"])
-def test_ranks_that_divide_prompts_launch_what_was_found(family, on_gpu, monkeypatch):
-    """Those of models that can; here from a few rows on."""
+@pytest.mark.parametrize(
+    "family, options",
+    [
+        ("llama3", dict()),
+        ("llama3", dict(pipeline_parallel_size=3)),
+        ("qwen2", dict(quantization="int8")),
+        ("gemma2", dict()),
+        ("qwen3_moe", dict()),
+        ("gpt2", dict()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+)
+def test_ranks_that_divide_prompts_launch_what_was_found(family, options, on_gpu, monkeypatch):
+    """Those of models that can; here from a few rows on. Of a pipeline, a rank of the second stage, which receives and sends rows."""
     monkeypatch.setattr("minllm.kernels.all_reduce.sequence_parallel.PAGE_BYTES", 512)
+    second = functools.partial(OneRank, Rank(3, 6, None, []) if options.get("pipeline_parallel_size") else RANK_1)
+    monkeypatch.setattr("minllm.engine.llm.load_ranks", lambda options, progress: load_engine(options, progress, second(options)))
     found = {}
     monkeypatch.setattr(compile_ahead, "keys_of", lambda *given: found.update(keys_of(*given)) or found)
     usual = dict(dtype="float16", kv_cache_memory_bytes=1 << 22, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64)
-    with LLM(model_directory(family), **usual, tensor_parallel_size=2) as llm:
+    with LLM(model_directory(family), **usual, tensor_parallel_size=2, **options) as llm:
         for length in (3, 40, 60):
             llm.generate([[0] * length], SamplingParams(max_tokens=2, temperature=0.0))
     launched = keys_of(signatures(on_gpu), H200.compute_capability)
     missed = {key: launched[key] for key in launched.keys() - found.keys()}
     assert not missed, f"launched, but not found: {names(missed)}"
-    assert ("sequence_parallel_kernel" in names(launched)) == (family == "llama3")
+    divides = divides_rows(read_model_config(model_directory(family)))
+    assert ("sequence_parallel_kernel" in names(launched)) == divides == (family in ("llama3", "qwen2"))
 
 
 @pytest.mark.parametrize("rank", range(3), ids=["last", "second", "first"])
