@@ -13,7 +13,7 @@ from minllm.machine.hardware import GPUS, read_measurements
 
 KB, MB = 1 << 10, 1 << 20
 NCCL, KERNELS, SEQUENCE_PARALLEL = "nccl", "kernels", "sequence_parallel"
-FEWEST_DIVIDED = 2 * MB  # bytes per rank of the rows that ranks divide: a page of memory
+PAGE_BYTES = 2 * MB  # of a GPU's memory: a rank's rows of a divided prompt fill whole pages
 Times = dict[int, float]  # bytes of the message -> microseconds
 SIZES = (8 * KB, 64 * KB, 256 * KB, 512 * KB, MB, 2 * MB, 4 * MB, 16 * MB, 64 * MB)
 

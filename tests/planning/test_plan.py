@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from minllm import costs
 from minllm.cli import app as cli
 from minllm.costs import Cost
-from minllm.costs.measured_all_reduces import KERNELS, NCCL, all_reduce_microseconds
+from minllm.costs.measured_all_reduces import KERNELS, NCCL, PAGE_BYTES, SEQUENCE_PARALLEL, all_reduce_microseconds
 from minllm.costs.step_time import StepRates, most_sequences_ahead, step_ratio
 from minllm.errors import InvalidOptionError
+from minllm.kernels.all_reduce import sequence_parallel
 from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.hardware import GPUS, gpu_named
 from minllm.models.config_reader import parse_model_config
@@ -25,7 +26,7 @@ from minllm.planning import card
 from minllm.planning.formats import best_rate
 from minllm.planning.measured import comparisons
 from minllm.planning.plan import Wishes, forward_bytes, largest_batch, make_plan
-from minllm.planning.predicted import predicted_prefill_ms, predicted_step_ms
+from minllm.planning.predicted import all_reduce_times, predicted_prefill_ms, predicted_step_ms
 from minllm.planning.weight_table import compare_weights
 
 ROOT = Path(__file__).parents[2]
@@ -228,6 +229,28 @@ def test_all_reduces_between_measured_sizes_are_on_a_line():
     for ranks in (2, 4):
         times = [all_reduce_microseconds("h200", ranks, 1 << power) for power in range(10, 28)]
         assert all(later > 0.9 * earlier for earlier, later in itertools.pairwise(times))  # measured: NCCL's of four fall by 7 % at 256 KiB
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        (LLAMA_8B, 511),  # one token less than a page for each rank
+        (replace(LLAMA_8B, hidden_size=5120), 2047),  # 1,024 of these rows fill whole pages, and not fewer
+        (replace(LLAMA_8B, post_norms=True), 4096),
+        (replace(LLAMA_8B, norm="layer_norm"), 4096),
+    ],
+    ids=["few", "pages", "post_norms", "layer_norm"],
+)
+def test_rows_that_ranks_do_not_divide_are_reduced(config, tokens):
+    gpu, wishes = gpu_named("h200")[1], Wishes(tensor_parallel=2)
+    message = 2 * config.hidden_size
+    for rows, ways in ((tokens, 2), (2048, 3 if tokens < 2048 else 2)):
+        times = [all_reduce_microseconds("h200", 2, rows * message, by) for by in (NCCL, KERNELS, SEQUENCE_PARALLEL)[:ways]]
+        assert all_reduce_times(config, gpu, wishes, rows) == times
+
+
+def test_pages_are_those_of_the_kernel():
+    assert sequence_parallel.PAGE_BYTES == PAGE_BYTES
 
 
 @pytest.mark.parametrize("gpu", GPUS)
