@@ -41,7 +41,7 @@ def moved_by(name, n, b):
 
 def together(launches, stream):
     """Launch on all ranks in the simulator; in a dry run on the first, as the others launch the same."""
-    if isinstance(launches[0].arguments[1], np.ndarray):
+    if isinstance(launches[0].arguments[1], np.ndarray):  # the first argument may be a tuple of arrays
         launch_together(launches)
     else:
         launches[0].launch(stream)

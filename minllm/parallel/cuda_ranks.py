@@ -54,8 +54,12 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         return self.scaled(out, scale)
 
     def linear_add(self, x: Array, linear: Linear, residual: Array, next_norm: NormWeights | None = None) -> tuple[Any, Any]:
-        """For one row of x (residual + linear(x), None), of which rank 0 adds the residual; for a few, and for many that the ranks divide,
-        (a NormedStream, None), or after the last layer (residual + linear(x), None); else (linear(x), residual)."""
+        """The residual stream, as a pair, after adding linear(x).
+
+        For one row of x (residual + linear(x), None), of which rank 0 adds the residual. For a few rows, and for rows that the ranks
+        divide, (a NormedStream, None); if the ranks divide them and no layer follows, (residual + linear(x), None). Else (linear(x),
+        residual).
+        """
         shard = linear.shard
         if shard.axis != INPUTS or shard.ranks == 1:
             return CudaOps.linear_add(self, x, linear, residual, next_norm)
@@ -87,9 +91,8 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         """Where a GEMM stores partial sums if the ranks divide their rows, else None. norm: the next one; None after the last layer."""
         if not isinstance(self.communicator, PeerCommunicator) or "rms_norm" in self.own:
             return None
-        if not isinstance(residual, OwnRows) if norm is None else norm.kind != "rms_norm":
-            return None
-        return self.communicator.partial_sums(*residual.shape, self.dtype)
+        divides = isinstance(residual, OwnRows) if norm is None else norm.kind == "rms_norm"
+        return self.communicator.partial_sums(*residual.shape, self.dtype) if divides else None
 
     def _divided_rows(self, residual: Array | OwnRows, norm: NormWeights | None) -> Any:
         """The stream after adding the ranks' partial sums: a NormedStream of OwnRows; without a norm all rows, [T, hidden]."""

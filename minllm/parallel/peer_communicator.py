@@ -1,5 +1,7 @@
 """A Communicator of the GPUs of one host: our own all-reduce kernels for suitable messages, a library for everything else.
 
+`partial_sums` and `norm_of_partial_sums` take an all-reduce's place for the rows of a prompt (kernels/all_reduce/sequence_parallel.py).
+
 The all-reduce kernel is chosen by the message's bytes (kernels/all_reduce/choice.py), or by name. All ranks launch the same shapes, so all
 make the same choice. A kernel takes the number of an all-reduce from counters on the device, which continue when a graph is replayed; so
 launches may be captured.
@@ -89,7 +91,7 @@ class PeerCommunicator:
     def norm_of_partial_sums(self, residual: Array, weight: Array | None, epsilon: float) -> Any:
         """residual += the sum of what all ranks stored in their `partial_sums`, in the rank's own rows; returns the RMSNorm of all rows.
 
-        With weight None it returns the rows themselves. The result's memory is that of the next call's.
+        With weight None it returns the rows themselves. The next call overwrites the result.
         """
         self._launch(sequence_parallel_norm(residual, weight, epsilon, self.sequence, self._waiting_peers()))
         return rows_of(self.sequence.rows[self.rank], residual.shape, residual.dtype)

@@ -5,9 +5,9 @@
     sample, greedy        each rank's largest logit and its token; all-gather                               [R] twice
     sample, mask_logits, log_probabilities, distribution, to_host     the logits; all-gather                             [R, vocab]
 
-So a greedy step has two all-reduces per layer, one for the embedding, and an all-gather of 8 bytes per row. A step that samples or returns
-log-probabilities gathers whole rows of logits, because top-p and penalties need the whole distribution; every rank then samples the same
-token from the same bits, and nothing is sent back.
+So a greedy step has two all-reduces per layer (but cuda_ranks.py divides the rows of long prompts), one for the embedding,
+and an all-gather of 8 bytes per row. A step that samples or returns log-probabilities gathers whole rows of logits, because top-p and
+penalties need the whole distribution; every rank then samples the same token from the same bits, and nothing is sent back.
 
 Each rank computes all other operations alone, with its heads and its part of the inner width. Source: Shoeybi et al. 2019, "Megatron-LM",
 section 3.
