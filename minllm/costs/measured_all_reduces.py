@@ -7,9 +7,12 @@ divide the rows of a prompt.
 """
 
 import functools
+import math
 from bisect import bisect_left
 
+from minllm.costs.parallel import divides_rows
 from minllm.machine.hardware import GPUS, read_measurements
+from minllm.models.config import ModelConfig
 
 KB, MB = 1 << 10, 1 << 20
 NCCL, KERNELS, SEQUENCE_PARALLEL = "nccl", "kernels", "sequence_parallel"
@@ -47,3 +50,16 @@ def all_reduce_microseconds(gpu: str, ranks: int, message_bytes: float, by: str 
     low, high = sizes[above - 1], sizes[above]
     share = (message_bytes - low) / (high - low)
     return times[low] + share * (times[high] - times[low])
+
+
+def kernels_microseconds(config: ModelConfig, gpu: str, ranks: int, tokens: int, itemsize: int = 2) -> float | None:
+    """Microseconds in which minllm's kernels add up the ranks' sums of so many tokens; None if this number of GPUs was not measured.
+
+    That is an all-reduce, or what takes its place if the ranks divide the rows.
+    """
+    row_bytes = config.hidden_size * itemsize
+    if divides_rows(config) and tokens * row_bytes >= ranks * math.lcm(PAGE_BYTES, row_bytes):
+        found = all_reduce_microseconds(gpu, ranks, tokens * row_bytes, SEQUENCE_PARALLEL)
+        if found is not None:
+            return found
+    return all_reduce_microseconds(gpu, ranks, tokens * row_bytes, KERNELS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from minllm import costs
-from minllm.costs.measured_all_reduces import KERNELS, NCCL, all_reduce_microseconds
+from minllm.costs.measured_all_reduces import all_reduce_microseconds, kernels_microseconds
 from minllm.costs.parallel import all_reduces
 from minllm.costs.pipeline import MicroBatches, handed_over_bytes, last_stage
 from minllm.machine.hardware import Gpu
@@ -75,8 +75,7 @@ def step_floor(
     handed_over = handed_over_bytes(config, tokens, parts.stages, itemsize)
     reductions = all_reduces(config) + more * all_reduces(stage, embeds)
 
-    def measured_ms(by: str) -> float | None:
-        each = all_reduce_microseconds(gpu.short_name, degree, tokens * config.hidden_size * itemsize, by)
+    def measured_ms(each: float | None) -> float | None:
         return None if each is None else 1e-3 * each * reductions
 
     return Floor(
@@ -88,6 +87,6 @@ def step_floor(
         tokens=counted,
         sent_bytes=parts.count * (of_last + (0 if embeds else tokens * config.hidden_size * itemsize)),
         bubble=parts.bubble,
-        nccl_ms=measured_ms(NCCL),
-        kernels_ms=measured_ms(KERNELS),
+        nccl_ms=measured_ms(all_reduce_microseconds(gpu.short_name, degree, tokens * config.hidden_size * itemsize)),
+        kernels_ms=measured_ms(kernels_microseconds(config, gpu.short_name, degree, tokens, itemsize)),
     )

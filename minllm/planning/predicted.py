@@ -10,12 +10,11 @@ which is fitted to kernels that run alone and briefly; E is that share, and t_re
 fitted to prompts of 2,048 tokens of the 8B shape on one and two H200s (docs/results/h200_ranks.json).
 """
 
-import math
 from collections.abc import Callable
 
 from minllm import costs
-from minllm.costs.measured_all_reduces import KERNELS, NCCL, PAGE_BYTES, SEQUENCE_PARALLEL, all_reduce_microseconds
-from minllm.costs.parallel import all_reduces, divides_rows
+from minllm.costs.measured_all_reduces import all_reduce_microseconds, kernels_microseconds
+from minllm.costs.parallel import all_reduces
 from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches, prompt_parts
 from minllm.costs.stages import forward_stages, visible_pairs
 from minllm.costs.step_time import COMPARED, HEAD, LAUNCH, StepRates, decode_step_seconds, stage_seconds
@@ -95,9 +94,7 @@ def all_reduces_ms(config: ModelConfig, gpu: Gpu, wishes: Wishes, tokens: int) -
 
 
 def all_reduce_times(config: ModelConfig, gpu: Gpu, wishes: Wishes, tokens: int) -> list[float]:
-    """Microseconds of an all-reduce by each way that was measured between these GPUs."""
-    row_bytes, ranks = config.hidden_size * 2, wishes.tensor_parallel
-    divided = divides_rows(config) and tokens * row_bytes >= ranks * math.lcm(PAGE_BYTES, row_bytes)
-    ways = (NCCL, KERNELS, SEQUENCE_PARALLEL) if divided else (NCCL, KERNELS)
-    times = [all_reduce_microseconds(gpu.short_name, ranks, tokens * row_bytes, by) for by in ways]
-    return [one for one in times if one is not None]
+    """Microseconds of an all-reduce by NCCL and by the kernels; empty if they were not measured between these GPUs."""
+    name, ranks = gpu.short_name, wishes.tensor_parallel
+    nccl = all_reduce_microseconds(name, ranks, tokens * config.hidden_size * 2)
+    return [one for one in (nccl, kernels_microseconds(config, name, ranks, tokens)) if one is not None]

@@ -15,6 +15,7 @@ from minllm import costs
 from minllm.cli import app as cli
 from minllm.costs import Cost
 from minllm.costs.measured_all_reduces import KERNELS, NCCL, PAGE_BYTES, SEQUENCE_PARALLEL, all_reduce_microseconds
+from minllm.costs.parallel import all_reduces
 from minllm.costs.step_time import StepRates, most_sequences_ahead, step_ratio
 from minllm.errors import InvalidOptionError
 from minllm.kernels.all_reduce import sequence_parallel
@@ -244,9 +245,11 @@ def test_all_reduces_between_measured_sizes_are_on_a_line():
 def test_rows_that_ranks_do_not_divide_are_reduced(config, tokens):
     gpu, wishes = gpu_named("h200")[1], Wishes(tensor_parallel=2)
     message = 2 * config.hidden_size
-    for rows, ways in ((tokens, 2), (2048, 3 if tokens < 2048 else 2)):
-        times = [all_reduce_microseconds("h200", 2, rows * message, by) for by in (NCCL, KERNELS, SEQUENCE_PARALLEL)[:ways]]
+    for rows, by_kernels in ((tokens, KERNELS), (2048, SEQUENCE_PARALLEL if tokens < 2048 else KERNELS)):
+        times = [all_reduce_microseconds("h200", 2, rows * message, by) for by in (NCCL, by_kernels)]
         assert all_reduce_times(config, gpu, wishes, rows) == times
+        floor = make_plan(config, gpu, replace(wishes, context=rows)).prefill
+        assert floor.kernels_ms == pytest.approx(1e-3 * times[1] * all_reduces(config))
 
 
 def test_pages_are_those_of_the_kernel():
