@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from minllm.kernels.experts.combine import combine
-from minllm.kernels.experts.combine_norm import NormedStream, combine_norm
+from minllm.kernels.experts.combine_norm import combine_norm
 from minllm.kernels.experts.combine_norm import fits as fits_combine_norm
 from minllm.kernels.experts.counting_sort import sort_by_expert
 from minllm.kernels.experts.gated_add import gated_add
@@ -30,6 +30,7 @@ from minllm.kernels.experts.routing import route
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.ops.batch import Array, NormWeights, Routing
 from minllm.ops.cuda_linear import CudaLinear
+from minllm.ops.streams import NormedStream
 from minllm.runtime.device import HOPPER
 from minllm.weights.formats import plain_linear
 from minllm.weights.linear import Linear

@@ -22,7 +22,6 @@ import numpy as np
 from minllm.kernels.elementwise.in_place import scale as launch_scale
 from minllm.kernels.elementwise.in_place import soft_cap as launch_soft_cap
 from minllm.kernels.embedding.lookup import embedding as look_up
-from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.kv.append_pair import why_not
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
 from minllm.kernels.normalization.layer_norm import layer_norm
@@ -32,6 +31,7 @@ from minllm.ops.cuda_attention import CudaAttention
 from minllm.ops.cuda_experts import CudaExperts
 from minllm.ops.cuda_sampling import CudaSampling
 from minllm.ops.cuda_speculation import CudaSpeculation
+from minllm.ops.streams import NormedStream
 from minllm.runtime.device import HOPPER
 from minllm.weights.format import StreamKernels
 from minllm.weights.linear import Linear

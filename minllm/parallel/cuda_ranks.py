@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from minllm.kernels.all_reduce.sequence_parallel import OwnRows
-from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.sampling.argmax import parts_of
 from minllm.kernels.split_vocabulary.argmax import argmax_of_own, argmax_of_ranks
 from minllm.kernels.split_vocabulary.join import join_parts
@@ -22,6 +20,7 @@ from minllm.kernels.split_vocabulary.lookup import split_embedding
 from minllm.ops.batch import Batch, NormWeights
 from minllm.ops.cuda_linear import MOST_ROWS_FUSED
 from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.streams import NormedStream, OwnRows
 from minllm.parallel.communicator import Communicator
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator

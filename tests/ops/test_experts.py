@@ -4,7 +4,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.experts.counting_sort import sort_by_expert_reference
 from minllm.kernels.experts.normed_router import normed_router
 from minllm.kernels.matmul.flat.deferred_norm import DeferredNorm
@@ -14,6 +13,7 @@ from minllm.ops.cuda_ops import CudaOps
 from minllm.ops.numpy_ops import NumpyOps
 from minllm.ops.own_kernels import as_own_kernel
 from minllm.ops.simulated_stage import SimulatedStageOps
+from minllm.ops.streams import NormedStream
 from minllm.weights.formats import WEIGHT_FORMATS
 from tests.models.batches import PagedSequences
 from tests.ops.small_models import small_model

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
-from minllm.kernels.all_reduce.sequence_parallel import OwnRows, SequenceMemory
+from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory
 from minllm.kernels.embedding.lookup import embedding_reference
-from minllm.kernels.experts.combine_norm import NormedStream
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.ops.batch import Batch, NormWeights
 from minllm.ops.cuda_ops import CudaOps
+from minllm.ops.streams import NormedStream, OwnRows
 from minllm.parallel.cuda_ranks import PipelineCudaOps, TensorParallelCudaOps
 from minllm.parallel.grid import Grid
 from minllm.parallel.peer_communicator import PeerCommunicator

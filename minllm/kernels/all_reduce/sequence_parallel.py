@@ -10,7 +10,7 @@ time of its own: the GEMM stores each partial sum where it is added up. Its outp
 turn (parallel/sequence_memory.py), so the tiles cross NVLink while the GEMM multiplies the next ones. T tokens of H elements of b bytes
 then move (N - 1) / N T H b bytes per rank in this kernel, half of an all-reduce's.
 
-A rank's residual is right only in its own rows (`OwnRows`). The last layer's kernel has no norm, and sends r to all ranks.
+A rank's residual is right only in its own rows. The last layer's kernel has no norm, and sends r to all ranks.
 
 Threads to data: a block takes a few rows at a time, whose loads are all in flight before the first is used; each thread holds a vector of
 each. Sums and residuals are rounded as by separate kernels, and results are bitwise the same on every rank.
@@ -90,17 +90,6 @@ def group_and_sequence_bytes(ranks: int, row_bytes: int) -> tuple[int, int] | No
         return None
     group = math.lcm(PAGE_BYTES, row_bytes)
     return (group, MOST_BYTES // (ranks * group) * ranks * group) if ranks * group <= MOST_BYTES else None
-
-
-class OwnRows(NamedTuple):
-    """A residual stream [T, hidden] that is right in the rows which this rank owns."""
-
-    array: Array
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(T, hidden)."""
-        return self.array.shape
 
 
 def rows_of(memory: Array, shape: tuple[int, int], dtype: np.dtype) -> Array:

@@ -11,7 +11,6 @@ Sources: kernels/experts/combine.py (the sum and its order), kernels/normalizati
 """
 
 import functools
-from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda, float32, uint32
@@ -27,18 +26,6 @@ from minllm.kernels.reduction import block_sum
 from minllm.kernels.vector import load_words, vector_access, vector_unpack
 from minllm.runtime.kernel import check, kernel, launch
 from minllm.tiles.warp import WARP
-
-
-class NormedStream(NamedTuple):
-    """A residual stream with its next norm."""
-
-    stream: Any  # [T, hidden]
-    normalised: Any  # [T, hidden]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(T, hidden)."""
-        return self.stream.shape
 
 
 def combine_norm_reference(outputs, weights, residual, norm, epsilon):
