@@ -18,13 +18,13 @@ import numpy as np
 from rich.table import Table
 
 from minllm.bench.record import Row, console, write_rows
+from minllm.costs.measured_all_reduces import SEQUENCE_PARALLEL
 from minllm.errors import InvalidOptionError, KernelArgumentError, MinLLMError
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import choose
 from minllm.kernels.all_reduce.peers import Peers, RankLaunch, allocate
-from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.all_reduce.reference import all_reduce_reference, owners_of_rows, sequence_parallel_reference
 from minllm.kernels.all_reduce.sequence_parallel import PAGE_BYTES, SequenceMemory, rows_of, sequence_parallel_norm
-from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.runtime.peer_devices import PeerDevices
 
 KB, MB = 1 << 10, 1 << 20
@@ -33,8 +33,7 @@ LARGEST_OF_LOW_LATENCY = 2 * MB  # its inbox needs memory for ranks * 4 messages
 GRAPH_BYTES = 1 << 30  # total messages of a graph, large enough to make the graph's launch negligible
 FEWEST, MOST = 20, 1000  # all-reduces per graph
 REPLAYS, ROUNDS = 5, 7
-SEQUENCE_PARALLEL = "sequence_parallel"
-HIDDEN, EPSILON = 4096, 1e-5  # of its rows and norms
+HIDDEN, EPSILON = 4096, 1e-5  # the length of the rows that ranks divide, and the epsilon of their norms
 
 
 class Ranks:
@@ -57,36 +56,34 @@ class Ranks:
         rng = np.random.default_rng(0)
         messages = [rng.standard_normal(nbytes // 2).astype(ml_dtypes.bfloat16) for _ in self.peers]
         if name == SEQUENCE_PARALLEL:
-            return self.divided(messages)
-        xs = [self.devices.array(rank, message) for rank, message in enumerate(messages)]
-        outs = [self.devices.zeros(rank, message.shape, message.dtype) for rank, message in enumerate(messages)]
-        launches = [VARIANTS[name](x, out, own) for x, out, own in zip(xs, outs, self.peers, strict=True)]
+            launches, outs, messages = self.divided([message.reshape(-1, HIDDEN) for message in messages])
+        else:
+            xs = [self.devices.array(rank, message) for rank, message in enumerate(messages)]
+            outs = [self.devices.zeros(rank, message.shape, message.dtype) for rank, message in enumerate(messages)]
+            launches = [VARIANTS[name](x, out, own) for x, out, own in zip(xs, outs, self.peers, strict=True)]
         self.devices.load(launches)
         self.devices.launch(launches)
         self.devices.synchronize()
         check(name, messages, [out.copy_to_host() for out in outs])
         return launches, outs
 
-    def divided(self, messages: list[np.ndarray]) -> tuple[list[RankLaunch], list]:
-        """`launches` of sequence_parallel: messages are what GEMMs stored, residuals are zero, and norms have no weights but ones."""
-        ranks, shape, launches = len(messages), (messages[0].size // HIDDEN, HIDDEN), []
-        rows = tuple(self.devices.zeros(rank, messages[0].nbytes, np.uint8) for rank in range(ranks))
-        weight, residual = np.ones(HIDDEN, messages[0].dtype), np.zeros(shape, messages[0].dtype)
+    def divided(self, messages: list[np.ndarray]) -> tuple[list[RankLaunch], list, list[np.ndarray]]:
+        """(the launches of all ranks, their results, messages with that sum) of sequence_parallel.
+
+        messages: what the ranks' GEMMs stored, [tokens, HIDDEN]. Residuals are zero, and the weights of the norm one.
+        """
+        ranks, shape, dtype, launches = len(messages), messages[0].shape, messages[0].dtype, []
         if messages[0].nbytes % (ranks * PAGE_BYTES):
             raise KernelArgumentError(f"{messages[0].nbytes} bytes are not whole pages of {ranks} ranks")
+        weight, residual, group = np.ones(HIDDEN, dtype), np.zeros(shape, dtype), PAGE_BYTES // (HIDDEN * dtype.itemsize)
+        rows = tuple(self.devices.zeros(rank, messages[0].nbytes, np.uint8) for rank in range(ranks))
+        owners = owners_of_rows(shape[0], ranks, group)
         for rank, own in enumerate(self.peers):
-            groups = (message.view(np.uint8).reshape(-1, ranks, PAGE_BYTES)[:, rank].reshape(-1) for message in messages)
-            memory = SequenceMemory(PAGE_BYTES, rows[rank], tuple(self.devices.array(rank, one) for one in groups), rows)
+            received = tuple(self.devices.array(rank, message[owners == rank].reshape(-1).view(np.uint8)) for message in messages)
             given = self.devices.array(rank, residual), self.devices.array(rank, weight)
-            launches.append(sequence_parallel_norm(*given, EPSILON, memory, own))
-        self.devices.load(launches)
-        self.devices.launch(launches)
-        self.devices.synchronize()
-        outs = [rows_of(one, shape, messages[0].dtype) for one in rows]
-        summed = [message.reshape(shape) for message in messages]
-        norm = rms_norm_reference(all_reduce_reference(summed), weight, EPSILON, residual)[0]
-        check(SEQUENCE_PARALLEL, [norm], [out.copy_to_host() for out in outs])
-        return launches, outs
+            launches.append(sequence_parallel_norm(*given, EPSILON, SequenceMemory(PAGE_BYTES, rows[rank], received, rows), own))
+        wanted, _ = sequence_parallel_reference(messages, residual, weight, EPSILON, group)
+        return launches, [rows_of(one, shape, dtype) for one in rows], [wanted]
 
 
 def check(name: str, messages: list[np.ndarray], results: list[np.ndarray]) -> None:

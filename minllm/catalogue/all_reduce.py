@@ -1,5 +1,7 @@
 """The launches of the all-reduces: n elements, or T rows of H, of b bytes on each of N ranks, which launch together."""
 
+import itertools
+
 import numpy as np
 
 from minllm.catalogue.launch import WIDE, Launch, MachineCode, Moved, describes, each
@@ -8,7 +10,7 @@ from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.fused_norm import FUSABLE
 from minllm.kernels.all_reduce.fused_norm import fused_norm as launch_fused_norm
 from minllm.kernels.all_reduce.peers import MOST_RANKS, Peers, allocate, launch_together
-from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.all_reduce.reference import all_reduce_reference, owners_of_rows, sequence_parallel_reference
 from minllm.kernels.all_reduce.sequence_parallel import MOST_IN_FLIGHT, SequenceMemory, sequence_parallel_norm
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
@@ -141,14 +143,12 @@ def sequence_parallel(ranks, groups, group, hidden, dtype, normed=True):
         together(launches, ops.stream)
 
     def reference(**arrays):
-        of_rank = [np.stack([arrays[f"received {rank} {peer}"] for rank in range(ranks)]) for peer in range(ranks)]  # [rank, own rows, H]
-        messages = [one.reshape(ranks, groups, group, hidden).swapaxes(0, 1).reshape(shape) for one in of_rank]
-        found = {}
-        for rank in range(ranks):
-            residual, owned = arrays[f"residual {rank}"], np.arange(shape[0]) // group % ranks == rank
-            out, stream = rms_norm_reference(all_reduce_reference(messages), arrays["weight 0"], EPSILON, residual)
-            found |= {f"rows {rank}": out if normed else stream, f"residual {rank}": np.where(owned[:, None], stream, residual)}
-        return found
+        owners, messages = owners_of_rows(shape[0], ranks, group), [np.empty(shape, dtype) for _ in range(ranks)]
+        for rank, peer in itertools.product(range(ranks), repeat=2):
+            messages[peer][owners == rank] = arrays[f"received {rank} {peer}"]
+        weight = arrays["weight 0"] if normed else None
+        rows, residuals = sequence_parallel_reference(messages, arrays["residual 0"], weight, EPSILON, group)
+        return {f"rows {rank}": rows for rank in range(ranks)} | {f"residual {rank}": one for rank, one in enumerate(residuals)}
 
     def moved(weights):
         found = {f"rank {rank}'s {name}": nbytes for rank in range(2) for name, nbytes in (("residual", 2 * n), ("weight", weights))}

@@ -16,7 +16,7 @@ from minllm.models.config import ModelConfig
 
 KB, MB = 1 << 10, 1 << 20
 NCCL, KERNELS, SEQUENCE_PARALLEL = "nccl", "kernels", "sequence_parallel"
-PAGE_BYTES = 2 * MB  # of a GPU's memory: a rank's rows of a divided prompt fill whole pages
+PAGE_BYTES = 2 * MB  # the smallest piece of a GPU's memory that can be mapped; rows that a rank owns side by side fill such pieces
 Times = dict[int, float]  # bytes of the message -> microseconds
 SIZES = (8 * KB, 64 * KB, 256 * KB, 512 * KB, MB, 2 * MB, 4 * MB, 16 * MB, 64 * MB)
 
@@ -53,7 +53,7 @@ def all_reduce_microseconds(gpu: str, ranks: int, message_bytes: float, by: str 
 
 
 def kernels_microseconds(config: ModelConfig, gpu: str, ranks: int, tokens: int, itemsize: int = 2) -> float | None:
-    """Microseconds in which minllm's kernels add up the ranks' sums of so many tokens; None if this number of GPUs was not measured.
+    """Microseconds in which minllm's kernels add up the partial sums of a step; None if no all-reduces between `ranks` GPUs were measured.
 
     That is an all-reduce, or what takes its place if the ranks divide the rows.
     """

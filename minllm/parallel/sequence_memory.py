@@ -56,7 +56,8 @@ def connect_sequence(
         try:
             pages = on_all(host, lambda: make_pages(group_bytes))
             own = on_all(host, lambda: [[created(pages, resources) for _ in range(count)] for _ in range(ranks)])
-            given = on_all(host, lambda: [closed_by(descriptors, map(pages.descriptor, of_rank)) for of_rank in own])
+            for_peers = [[] if rank == host.rank else of_rank for rank, of_rank in enumerate(own)]
+            given = on_all(host, lambda: [closed_by(descriptors, map(pages.descriptor, of_rank)) for of_rank in for_peers])
             found = [closed_by(descriptors, of_rank) for of_rank in exchanged(host, given)]
             theirs = on_all(host, lambda: [[opened(pages, one, resources) for one in of_rank] for of_rank in found])
             theirs[host.rank] = own[host.rank]

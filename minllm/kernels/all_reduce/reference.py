@@ -1,6 +1,8 @@
-"""The NumPy reference of an all-reduce."""
+"""The NumPy references of an all-reduce, and of what takes its place for rows that the ranks divide."""
 
 import numpy as np
+
+from minllm.kernels.normalization.rms_norm import rms_norm_reference
 
 
 def all_reduce_reference(messages):
@@ -9,3 +11,16 @@ def all_reduce_reference(messages):
     for message in messages:
         total += message.astype(np.float32)
     return total.astype(messages[0].dtype)
+
+
+def owners_of_rows(tokens, ranks, group):
+    """The rank that owns each of `tokens` rows: each rank in turn owns `group` rows side by side."""
+    return np.arange(tokens) // group % ranks
+
+
+def sequence_parallel_reference(messages, residual, weight, epsilon, group):
+    """(y [T, H], or r without a weight; each rank's residual, with r in its own rows). messages: each rank's partial sums, [T, H]."""
+    normed = np.ones(residual.shape[1], residual.dtype) if weight is None else weight
+    y, r = rms_norm_reference(all_reduce_reference(messages), normed, epsilon, residual)
+    owners = owners_of_rows(len(residual), len(messages), group)[:, None]
+    return r if weight is None else y, [np.where(owners == rank, r, residual) for rank in range(len(messages))]

@@ -37,8 +37,8 @@ from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import check, kernel
 from minllm.tiles.warp import WARP, warp_sum
 
-PAGE_BYTES = 2 << 20  # of a GPU's memory: the smallest piece that can be mapped
-MOST_BYTES = 64 << 20  # of rows that the ranks of an engine divide; they add up larger messages with an all-reduce
+PAGE_BYTES = 2 << 20  # the smallest piece of a GPU's memory that can be mapped
+MOST_BYTES = 64 << 20  # what the rows of a step may take at most if the ranks of an engine divide them; else they are all-reduced
 MOST_IN_FLIGHT = 12  # vectors that a thread of a block of up to THREADS / 2 has in flight; longer blocks have half the registers
 
 

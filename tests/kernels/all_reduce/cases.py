@@ -7,8 +7,9 @@ import numpy as np
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.fused_norm import FUSABLE, fused_norm
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
-from minllm.kernels.all_reduce.reference import all_reduce_reference
+from minllm.kernels.all_reduce.reference import all_reduce_reference, owners_of_rows, sequence_parallel_reference
 from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, rows_of, sequence_parallel_norm
+from minllm.kernels.arguments import ceil_div
 from minllm.kernels.attention.shared_context.exchange import gather_queries, merge_of_peers
 from minllm.kernels.attention.shared_context.merge_ranks import merge_ranks_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
@@ -92,44 +93,43 @@ def check_fused_norm(tokens, hidden, dtype, ranks, algorithm):
     ranks.run(launches)
     summed = all_reduce_reference(hosts)
     _, stream = rms_norm_reference(summed, weight, EPSILON, residual)
-    values = stream.astype(np.float64)
-    oracle = values / np.sqrt((values**2).mean(1, keepdims=True) + EPSILON) * weight.astype(np.float64)
+    oracle = norm_in_float64(stream, weight)
     for rank in range(ranks.count):
         np.testing.assert_array_equal(bits(ranks.host(residuals[rank])), bits(stream))
         np.testing.assert_array_equal(bits(ranks.host(outs[rank])), bits(ranks.host(outs[0])))
         assert_close(ranks.host(outs[rank]), oracle, dtype)
 
 
-def check_sequence_parallel(tokens, hidden, dtype, ranks, group_rows, normed=True, seed=0):
+def check_sequence_parallel(tokens, hidden, dtype, ranks, group, normed=True, seed=0):
     """Each rank's own rows of the residual, others as they were, and on all ranks the norm of all rows, or the rows themselves."""
-    hosts, weight = messages(ranks.count, (tokens, hidden), dtype, seed), random(hidden, dtype, 101)
-    residual, nbytes = random((tokens, hidden), dtype, 102 + seed), tokens * hidden * dtype.itemsize
-    group_bytes = group_rows * hidden * dtype.itemsize
-    groups = -(-nbytes // (ranks.count * group_bytes)) * ranks.count
-    stored = np.zeros((ranks.count, groups, group_bytes), np.uint8)  # [rank that stores, group]
-    stored.reshape(ranks.count, -1)[:, :nbytes] = [host.reshape(-1).view(np.uint8) for host in hosts]
-    rows = tuple(ranks.array(rank, np.full(groups * group_bytes, 255, np.uint8)) for rank in range(ranks.count))
+    hosts, weight = messages(ranks.count, (tokens, hidden), dtype, seed), random(hidden, dtype, 101) if normed else None
+    residual, owners = random((tokens, hidden), dtype, 102 + seed), owners_of_rows(tokens, ranks.count, group)
+    row_bytes = hidden * dtype.itemsize
+    whole = ceil_div(tokens, group * ranks.count) * group * ranks.count * row_bytes
+    rows = tuple(ranks.array(rank, np.full(whole, 255, np.uint8)) for rank in range(ranks.count))
     launches, residuals = [], []
     for rank, peers in enumerate(ranks.peers):
-        received = tuple(ranks.array(rank, np.ascontiguousarray(of_peer[rank :: ranks.count]).reshape(-1)) for of_peer in stored)
-        memory = SequenceMemory(group_bytes, rows[rank], received, rows)
+        received = tuple(ranks.array(rank, host[owners == rank].reshape(-1).view(np.uint8)) for host in hosts)
+        memory = SequenceMemory(group * row_bytes, rows[rank], received, rows)
         residuals.append(ranks.array(rank, residual))
         launches.append(sequence_parallel_norm(residuals[-1], ranks.array(rank, weight) if normed else None, EPSILON, memory, peers))
     ranks.run(launches)
-    _, stream = rms_norm_reference(all_reduce_reference(hosts), weight, EPSILON, residual)
-    values = stream.astype(np.float64)
-    oracle = values / np.sqrt((values**2).mean(1, keepdims=True) + EPSILON) * weight.astype(np.float64)
+    stream, expected = sequence_parallel_reference(hosts, residual, None, EPSILON, group)
     found = [ranks.host(rows_of(one, (tokens, hidden), dtype)) for one in rows]
-    owners = np.arange(tokens) // group_rows % ranks.count
     for rank in range(ranks.count):
-        expected = np.where((owners == rank)[:, None], stream, residual)
-        np.testing.assert_array_equal(bits(ranks.host(residuals[rank])), bits(expected))
+        np.testing.assert_array_equal(bits(ranks.host(residuals[rank])), bits(expected[rank]))
         np.testing.assert_array_equal(bits(found[rank]), bits(found[0]))
         assert int(ranks.host(ranks.peers[rank].own.fault)[0]) == 0
     if normed:
-        assert_close(found[0], oracle, dtype)
+        assert_close(found[0], norm_in_float64(stream, weight), dtype)
     else:
         np.testing.assert_array_equal(bits(found[0]), bits(stream))
+
+
+def norm_in_float64(stream, weight):
+    """The RMSNorm of rows, as an oracle."""
+    values = stream.astype(np.float64)
+    return values / np.sqrt((values**2).mean(1, keepdims=True) + EPSILON) * weight.astype(np.float64)
 
 
 def check_exchange(tokens, heads, head_dim, dtype, ranks, seed=0):
