@@ -5,15 +5,20 @@ import itertools
 import numpy as np
 
 from minllm.catalogue.launch import WIDE, Launch, MachineCode, Moved, describes, each
+from minllm.catalogue.matmul.machine_code import STREAMED
 from minllm.catalogue.rows import BFLOAT16, DTYPES, longest_rows
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.fused_norm import FUSABLE
 from minllm.kernels.all_reduce.fused_norm import fused_norm as launch_fused_norm
+from minllm.kernels.all_reduce.gemv_low_latency import gemv_low_latency
 from minllm.kernels.all_reduce.peers import MOST_RANKS, Peers, allocate, launch_together
 from minllm.kernels.all_reduce.reference import all_reduce_reference, owners_of_rows, sequence_parallel_reference
 from minllm.kernels.all_reduce.sequence_parallel import MOST_IN_FLIGHT, SequenceMemory, sequence_parallel_norm
 from minllm.kernels.arguments import ceil_div
+from minllm.kernels.matmul.gemv.gemv import choose_tiling
+from minllm.kernels.matmul.reference import matmul_reference
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
+from minllm.tiles.warp import WARP
 
 EPSILON = 1e-5
 FLAGS = ("ST*STRONG.SYS*", "LD*STRONG.SYS*")
@@ -93,6 +98,42 @@ def message(name, ranks, size, dtype):
 
 
 @describes
+def gemv(ranks, n, k, dtype):
+    """The sum of GEMVs of every rank and of the first one's residual, in every rank."""
+    b, tiling = dtype.itemsize, choose_tiling(1, n, k)
+    threads = n // 2 * tiling.splits * WARP  # of two rows per warp
+
+    def arrays(noise):
+        given = {f"x {rank}": noise.array((1, k), dtype) for rank in range(ranks)}
+        given |= {f"weight {rank}": noise.array((n, k), dtype) for rank in range(ranks)} | {"residual": noise.array((1, n), dtype)}
+        given |= {f"out {rank}": noise.unwritten((1, n), dtype) for rank in range(ranks)}
+        return given | memories_of(ranks, 4 * n)
+
+    def call(ops, **arrays):
+        x, weight, out = (of_each(arrays, name, ranks) for name in ("x", "weight", "out"))
+        residuals = [arrays["residual"], *[None] * (ranks - 1)]
+        found = [gemv_low_latency(x[r], weight[r], out[r], peers, residual=residuals[r]) for r, peers in enumerate(peers_of(arrays, ranks))]
+        for launches in zip(*found):
+            together(launches, ops.stream)
+
+    def reference(**arrays):
+        of_rank = zip(of_each(arrays, "x", ranks), of_each(arrays, "weight", ranks))
+        partials = [matmul_reference(x, weight, out_dtype=np.float64) for x, weight in of_rank]
+        partials[0] += arrays["residual"].astype(np.float64)
+        found = all_reduce_reference([partial.astype(dtype) for partial in partials])
+        return {f"out {rank}": found for rank in range(ranks)}
+
+    of_row = {"rank 0's x": n // 2 * k * b, "rank 0's residual": 2 * threads * b}
+    sent = Moved(
+        {**of_row, "rank 0's weight": n * k * b, "rank 0's inboxes[1]": 8 * n}, {"rank 0's x": k * b, "rank 0's residual": n * b}
+    )  # fmt: skip
+    received = {f"rank {rank}'s {name}": moved for rank in range(2) for name, moved in (("inbox", 16 * n), ("out", n * b))}
+    moved = dict(gemv_send_kernel=sent, receive_sums_kernel=Moved(received)) if ranks == 2 else {}
+    slack = 2.0**-7  # the order of the sums in a rank may change the rounding of what it sends
+    return Launch(arrays, call, reference, moved, indices=left_out(ranks), slack=slack, several_gpus=True)
+
+
+@describes
 def fused_norm(algorithm, ranks, tokens, hidden, dtype):
     """The sum of rows of every rank, added to the residual and normalised, in every rank."""
     shape, n, row = (tokens, hidden), tokens * hidden * dtype.itemsize, hidden * dtype.itemsize
@@ -167,6 +208,7 @@ def compiled():
             for name in VARIANTS.names("message"):
                 contains = FLAGS if name == "ring" else WIDE + FLAGS
                 yield MachineCode(f"all_reduce/{name}/{ranks}/{dtype}", message(name, ranks, 4096, dtype), blocks=1, contains=contains)
+            yield from compiled_gemv(ranks, dtype)
             for pieces, hidden in longest_rows(dtype):
                 for algorithm in FUSABLE:
                     name = f"all_reduce/fused_norm/{algorithm}/{pieces}/{ranks}/{dtype}"
@@ -176,8 +218,19 @@ def compiled():
                 yield MachineCode(name, sequence_parallel(ranks, 4, 1, hidden, dtype), blocks=1, contains=WIDE + FLAGS)
 
 
+def compiled_gemv(ranks, dtype):
+    """The two kernels of a GEMV that sends: those of an output and a down projection of an 8B model."""
+    name = f"all_reduce/gemv_low_latency/{ranks}"
+    for part, k in (("output", 4096), ("down", 14336)):
+        launch, warps = gemv(ranks, 4096, k // ranks, dtype), choose_tiling(1, 4096, k // ranks).warps
+        contains = *STREAMED, FLAGS[0]
+        yield MachineCode(f"{name}/{part}/{dtype}", launch, 24 // warps, contains, kernel_name="gemv_send_kernel")
+    yield MachineCode(f"{name}/sums/{dtype}", launch, blocks=1, contains=FLAGS[1:], kernel_name="receive_sums_kernel")
+
+
 def small():
     """Two ranks; tests/kernels/all_reduce has more ranks, and what may go wrong between them."""
     yield from each(message, [(name, 2, 144) for name in VARIANTS.names("message")], dtype=(BFLOAT16,))
+    yield from each(gemv, [(2, 24, 264)], dtype=(BFLOAT16,))
     yield from each(fused_norm, [(algorithm, 2, 2, 264) for algorithm in FUSABLE], dtype=(BFLOAT16,))
     yield from each(sequence_parallel, [(2, 2, 3, 264)], dtype=(BFLOAT16,), normed=(True, False))

@@ -2,8 +2,9 @@
 
 Kernels and the communicator's operations run in stream order, so the host waits for nothing. If one sequence decodes, rank 0's partial sums
 contain the residual, and the all-reduce gives the residual stream itself; so GEMVs fused with the norm before them (ops/cuda_ops.py) are
-used as on one GPU: five kernels and two all-reduces per layer. With more rows the residual stays apart, and the kernel of the all-reduce
-adds it and computes the next norm (a NormedStream). Ranks divide the many rows of a prompt: each adds and normalises its own
+used as on one GPU: five kernels and two all-reduces per layer, for which GEMVs of plain weights send their sums themselves
+(kernels/all_reduce/gemv_low_latency.py). With more rows the residual stays apart, and the kernel of the all-reduce adds it and computes the
+next norm (a NormedStream). Ranks divide the many rows of a prompt: each adds and normalises its own
 (kernels/all_reduce/sequence_parallel.py), and has the residual of those alone (OwnRows).
 """
 
@@ -63,9 +64,10 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
         if shard.axis != INPUTS or shard.ranks == 1:
             return CudaOps.linear_add(self, x, linear, residual, next_norm)
         if (launcher := self._fused(linear.format.kernels.normed_linear, x, None, linear)) is not None:
-            out = self.empty(residual.shape, self.dtype)
-            launcher(x, linear.weight, out, linear.bias, self.stream, residual=residual if shard.rank == 0 else None)
-            self.communicator.all_reduce(out)
+            out, own_residual = self.empty(residual.shape, self.dtype), residual if shard.rank == 0 else None
+            if not self._sent_by_gemv(x, linear, own_residual, out):
+                launcher(x, linear.weight, out, linear.bias, self.stream, residual=own_residual)
+                self.communicator.all_reduce(out)
             return out, None
         if (partial_sums := self._partial_sums(residual, next_norm)) is not None:
             self._matmul(x, linear, self.dtype, partial_sums)
@@ -85,6 +87,12 @@ class TensorParallelCudaOps(TensorParallel, CudaOps):
             return super().normed_gated_mlp(x, residual, norm, gate_up, down, activation=activation, next_norm=next_norm)
         normalised, residual = self.normed_rows(x, residual, norm, gate_up)
         return self.linear_add(self.activated(normalised, gate_up, down, activation), down, residual, next_norm)
+
+    def _sent_by_gemv(self, x: Array, linear: Linear, residual: Array | None, out: Array) -> bool:
+        """out = the sum of all ranks' linear(x) + residual, sent by the GEMV. False, and nothing done, if that cannot send it."""
+        if not linear.format.is_plain or not isinstance(self.communicator, PeerCommunicator):
+            return False
+        return self.communicator.gemv_all_reduce(x, linear.weight, linear.bias, residual, out)
 
     def _partial_sums(self, residual: Array | OwnRows, norm: NormWeights | None) -> Any:
         """Where a GEMM stores partial sums if the ranks divide their rows, else None. norm: the next one; None after the last layer."""

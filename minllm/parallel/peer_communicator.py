@@ -19,6 +19,7 @@ from minllm.errors import DeviceError, KernelArgumentError
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import chosen, chosen_with_norm
 from minllm.kernels.all_reduce.fused_norm import fused_norm
+from minllm.kernels.all_reduce.gemv_low_latency import gemv_low_latency
 from minllm.kernels.all_reduce.peers import POLLS, Peers, RankLaunch, check_fault
 from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, rows_of, sequence_parallel_norm
 from minllm.kernels.vector import VECTOR_BYTES
@@ -81,6 +82,21 @@ class PeerCommunicator:
         """
         algorithm = chosen_with_norm(self.name, self.world_size, rows.nbytes)
         return algorithm is not None and self.launched(lambda peers: fused_norm(rows, weight, out, epsilon, residual, peers, algorithm))
+
+    def gemv_all_reduce(self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array) -> bool:
+        """out = the sum of all ranks' x @ weight.T + bias + residual, which the GEMV sends. False, and nothing done, if no kernel can.
+
+        x: [1, K]; weight: [N, K]; bias: [N]; residual, out: [1, N].
+        """
+        if chosen(self.name, self.world_size, out.nbytes) != "low_latency":
+            return False
+        try:
+            send, receive = gemv_low_latency(x, weight, out, self._waiting_peers(), bias, residual)
+        except KernelArgumentError:  # more words than the inbox holds
+            return False
+        self._launch(send)
+        self._launch(receive)
+        return True
 
     def partial_sums(self, tokens: int, hidden: int, dtype: np.dtype) -> Any:
         """Where a rank stores its partial sums of rows that ranks divide, [tokens, hidden]; None if an all-reduce should add them up."""

@@ -227,6 +227,9 @@ def test_ranks_that_divide_prompts_launch_what_was_found(family, options, on_gpu
     assert not missed, f"launched, but not found: {names(missed)}"
     divides = divides_rows(read_model_config(model_directory(family)))
     assert ("sequence_parallel_kernel" in names(launched)) == divides == (family in ("llama3", "qwen2"))
+    sends = family != "gemma2" and "quantization" not in options  # Gemma normalises the sums, and adds the residual afterwards
+    for name in ("gemv_send_kernel", "receive_sums_kernel"):
+        assert (name in names(launched)) == sends
 
 
 @pytest.mark.parametrize("rank", range(3), ids=["last", "second", "first"])
@@ -280,11 +283,17 @@ def test_the_kernels_of_all_reduces_are_in_the_catalogue(monkeypatch):
                 for name in VARIANTS.names("message"):
                     ops = DryRunRankOps(dtype, {"all_reduce": name}, Split(1, ranks, config))
                     ops.communicator.all_reduce(ops.zeros((2, 64), ops.dtype))
+                    for inputs in (4096, 14336):
+                        x, weight, out = (
+                            ops.zeros(shape, ops.dtype) for shape in ((1, inputs // ranks), (4096, inputs // ranks), (1, 4096))
+                        )
+                        assert ops.communicator.gemv_all_reduce(x, weight, None, out, out) == (name == "low_latency")
     launched = signatures(launches)
     kernels = {one.kernel for one in launched}
     compiled = [one for one in signatures_for(H200.compute_capability) if one.kernel in kernels]
     wanted = keys_of(launched, H200.compute_capability)
-    assert len(wanted) == 3 * 3 * 4 and not wanted.keys() - keys_of(compiled, H200.compute_capability).keys()
+    of_messages, of_gemvs = len(VARIANTS.names("message")), 3
+    assert len(wanted) == 3 * 3 * (of_messages + of_gemvs) and not wanted.keys() - keys_of(compiled, H200.compute_capability).keys()
 
 
 def test_what_cannot_be_known_ahead_is_compiled_when_it_is_launched(monkeypatch):

@@ -31,3 +31,9 @@ class PeerGpus:
         self.devices.load(launches)
         self.devices.launch(launches)
         self.devices.synchronize()
+
+    def call(self, rank, launcher, *arrays, **options):
+        """Call a launcher of kernels of one rank, and wait for them."""
+        self.devices.devices[rank].set_current()
+        launcher(*arrays, **options, stream=self.devices.streams[rank])
+        self.devices.synchronize()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce.gemv_low_latency import gemv_low_latency
 from minllm.kernels.all_reduce.peers import MOST_RANKS
 from minllm.runtime.device import device_names
 from minllm.runtime.peer_devices import why_no_peers
@@ -18,9 +19,11 @@ from tests.kernels.all_reduce.cases import (
     check_all_reduce,
     check_exchange,
     check_fused_norm,
+    check_gemv,
     check_sequence_parallel,
     check_sum,
     messages,
+    shifting_weights,
 )
 from tests.kernels.guarded import BFLOAT16, DTYPES, FLOAT32, random
 
@@ -56,6 +59,18 @@ def test_the_norm_is_fused(algorithm, tokens, hidden, dtype, ranks):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(1, 8), (7, 40), (24, 9), (515, 264), (4100, 520)])
+def test_gemvs_send_their_sums(n, k, dtype, ranks):
+    for seed in range(3):  # through one memory: both halves of the inboxes are used
+        check_gemv(n, k, dtype, ranks, seed)
+
+
+@pytest.mark.parametrize("inputs", [4096, 14336])
+def test_gemvs_of_an_8b_model_send_their_sums(inputs, ranks):
+    check_gemv(4096, inputs // ranks.count, BFLOAT16, ranks)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("tokens", "hidden", "group"), [(8, 8, 1), (300, 4096, 32), (1000, 264, 3), (77, 4096, 5)])
 def test_ranks_divide_the_rows_of_a_sequence(tokens, hidden, group, dtype, ranks):
     for normed in (True, False):
@@ -87,6 +102,26 @@ def test_a_hundred_thousand_in_a_graph(name, ranks):
         assert int(ranks.host(own.own.counters)[0]) == before[rank] + REPLAYS * PER_GRAPH
 
 
+@pytest.mark.parametrize("n", [24, 600])
+def test_a_hundred_thousand_gemvs_in_a_graph(n, ranks):
+    """In place: each shifts the row by one place, so a word that is lost, late or of another all-reduce would stay in it."""
+    first = np.arange(n, dtype=np.float32)[None]
+    xs = [ranks.array(rank, first) for rank in range(ranks.count)]
+    weights = [ranks.array(rank, weight) for rank, weight in enumerate(shifting_weights(ranks.count, n))]
+    pairs = zip(*(gemv_low_latency(x, weight, x, own) for x, weight, own in zip(xs, weights, ranks.peers, strict=True)), strict=True)
+    send, receive = map(list, pairs)
+    ranks.run(send)
+    ranks.run(receive)
+    before = [int(ranks.host(own.own.counters)[0]) for own in ranks.peers]
+    replay = ranks.devices.graphs(lambda: [ranks.devices.launch(one) for _ in range(PER_GRAPH) for one in (send, receive)])
+    for _ in range(REPLAYS):
+        replay()
+    ranks.devices.synchronize()
+    for rank, own in enumerate(ranks.peers):
+        np.testing.assert_array_equal(ranks.host(xs[rank]), np.roll(first, -(REPLAYS * PER_GRAPH + 1)))
+        assert int(ranks.host(own.own.fault)[0]) == 0 and int(ranks.host(own.own.counters)[0]) == before[rank] + REPLAYS * PER_GRAPH
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_graph_reads_new_messages_at_each_replay(name, ranks):
     size = 32_768
@@ -112,5 +147,17 @@ def test_a_peer_that_never_comes_is_named(name, count):
     ranks.devices.load([one] * count)
     ranks.devices.devices[0].set_current()
     one.launch(ranks.devices.streams[0])
+    ranks.devices.synchronize()
+    assert 2 <= int(ranks.host(ranks.peers[0].own.fault)[0]) <= count
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_peer_whose_gemv_never_sends_is_named(count):
+    ranks = PeerGpus(count, 1 << 16, polls=1 << 16)
+    x, weight = (ranks.array(0, np.ones(shape, np.float32)) for shape in ((1, 64), (64, 64)))
+    for one in gemv_low_latency(x, weight, x, ranks.peers[0]):
+        ranks.devices.load([one] * count)
+        ranks.devices.devices[0].set_current()
+        one.launch(ranks.devices.streams[0])
     ranks.devices.synchronize()
     assert 2 <= int(ranks.host(ranks.peers[0].own.fault)[0]) <= count

@@ -63,7 +63,7 @@ def launched_by_engines():
         "attention": plain | {choose_quantized(number, cache, *gpu) for number in (1, 2) for cache in caches for gpu in gpus}
         | {"split_cluster", "flash_attention_2_float32", "residual_window", "tree", "soft_capped"},
         "all_reduce": {messages.choose(ranks, 1 << power) for ranks in range(2, 9) for power in range(30)} - {None}
-        | {"fused_norm", "sequence_parallel"},
+        | {"fused_norm", "gemv_low_latency", "sequence_parallel"},
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ import pytest
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory
 from minllm.kernels.embedding.lookup import embedding_reference
+from minllm.kernels.matmul.gemv.gemv import matmul_gemv
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
 from minllm.ops.batch import Batch, NormWeights
 from minllm.ops.cuda_ops import CudaOps
@@ -155,6 +156,57 @@ def test_partial_sums_are_added_to_the_residual_of_one_row_and_stay_apart_of_mor
     for out, kept in on_ranks(multiply):
         np.testing.assert_allclose(out, x @ weight.T + (residual if rows == 1 else 0), rtol=1e-5, atol=1e-5)
         assert kept is (None if rows == 1 else residual)
+
+
+@pytest.mark.parametrize(
+    ("all_reduce", "shape", "sends"),
+    [
+        ("by_size", (7, 16), True),
+        ("by_size", (1, 6), True),
+        ("low_latency", (8, 8), True),
+        ("one_shot", (8, 8), False),
+        ("nccl", (8, 8), False),
+    ],
+)
+def test_a_gemv_of_one_row_sends_its_sums(all_reduce, shape, sends):
+    """If low_latency is chosen; the bits are those of GEMV and all-reduce, and rank 0 adds bias and residual."""
+    random = np.random.default_rng(7)
+    (n, k), launched = shape, []
+    x, weight, residual, bias = (random.normal(size=size).astype(np.float32) for size in ((1, 2 * k), (n, 2 * k), (1, n), n))
+
+    def multiply(ops, rank):
+        own = slice(k * rank, k * rank + k)
+        part = np.ascontiguousarray(weight[:, own])
+        linear = Linear(part, None if rank else bias, plain_format("float32"), part.shape, Shard(INPUTS, rank, RANKS))
+        if isinstance(ops.communicator, PeerCommunicator):
+            launch = ops.communicator._launch
+            ops.communicator._launch = lambda one: (launched.append(one.kernel.__name__), launch(one))
+        return [ops.linear_add(np.ascontiguousarray(x[:, own]), linear, residual) for _ in range(2)]
+
+    terms = []
+    for rank in range(RANKS):
+        own, term = slice(k * rank, k * rank + k), np.empty((1, n), np.float32)
+        matmul_gemv(*(np.ascontiguousarray(one[:, own]) for one in (x, weight)), term, None if rank else bias,
+                    residual=None if rank else residual)  # fmt: skip
+        terms.append(term)
+    for found in on_ranks(multiply, all_reduce):
+        for out, kept in found:
+            assert kept is None
+            np.testing.assert_array_equal(out, terms[0] + terms[1])
+    names = {"gemv_send_kernel", "receive_sums_kernel"}
+    assert names <= set(launched) if sends else not names & set(launched)
+
+
+def test_a_gemv_of_quantised_weights_does_not_send(monkeypatch):
+    form, x = plain_format("float32"), np.ones((1, 8), np.float32)
+    monkeypatch.setitem(vars(form), "is_plain", False)
+
+    def multiply(ops, rank):
+        ops.communicator.gemv_all_reduce = None
+        return ops.linear_add(x, Linear(np.ones((8, 8), np.float32), None, form, (8, 8), Shard(INPUTS, rank, RANKS)), x)[0]
+
+    for found in on_ranks(multiply, "by_size"):
+        np.testing.assert_array_equal(found, 2 * 8 * x + x)
 
 
 @pytest.mark.parametrize(("all_reduce", "is_fused"), [("by_size", True), ("one_shot", True), ("two_shot", False)])

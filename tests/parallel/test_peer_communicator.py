@@ -49,6 +49,13 @@ def on_ranks(name, work):
     return in_threads(RANKS, run)
 
 
+def alone(name, is_capturing=lambda: False):
+    """(the communicator of rank 0 without a library, what it launches)."""
+    unused = dict.fromkeys(("all_gather", "broadcast", "barrier", "send", "recv", "close"))
+    library, launched = SimpleNamespace(rank=0, world_size=RANKS, **unused), []
+    return PeerCommunicator(library, simulated_peers(RANKS, MOST)[0], name, launched.append, is_capturing), launched
+
+
 @pytest.mark.parametrize("name", names())
 def test_sums_have_the_bits_of_the_reference_by_kernels_and_by_the_library(name):
     """520 elements fit all kernels, 1000 not the inbox, 2056 no memory; 13 are no whole vectors."""
@@ -103,12 +110,28 @@ def test_a_fault_is_told_with_both_ranks():
 )
 def test_peers_are_waited_for_longer_while_they_warm_up(is_capturing, is_warm, polls):
     """What is captured meanwhile is replayed by steps, so it does not wait so long."""
-    unused = dict.fromkeys(("all_gather", "broadcast", "barrier", "send", "recv", "close"))
-    library, launched = SimpleNamespace(rank=0, world_size=RANKS, **unused), []
-    communicator = PeerCommunicator(library, simulated_peers(RANKS, MOST)[0], BY_SIZE, launched.append, lambda: is_capturing)
+    communicator, launched = alone(BY_SIZE, lambda: is_capturing)
     communicator.is_warm = is_warm
     communicator.all_reduce(np.zeros(520, np.float32))
     assert [one.arguments[-1] for one in launched] == [polls]
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "dtype", "kernels"),
+    [
+        (BY_SIZE, 9, BFLOAT16, 2),
+        ("low_latency", MOST // 4, BFLOAT16, 2),
+        (BY_SIZE, MOST // 4 + 1, BFLOAT16, 0),
+        ("one_shot", 8, BFLOAT16, 0),
+        (BY_SIZE, 8, np.dtype(np.float64), 0),
+    ],
+)
+def test_a_gemv_sends_what_low_latency_would_and_what_fits_the_inbox(name, n, dtype, kernels):
+    """Words of 4 bytes of data, also for 16-bit numbers. Otherwise nothing is launched."""
+    communicator, launched = alone(name)
+    x, weight, out = (np.zeros(shape, dtype) for shape in ((1, 8), (n, 8), (1, n)))
+    assert communicator.gemv_all_reduce(x, weight, None, None, out) == (kernels > 0)
+    assert len(launched) == kernels and all(one.arguments[-1] == WARM_UP_POLLS for one in launched[1:])
 
 
 def test_one_table_chooses_by_bytes_and_names_are_checked():

@@ -6,6 +6,7 @@ Tensor parallelism (costs/parallel.py) leaves a partial sum on each GPU after th
     one_shot            every rank reads all messages: one wait
     two_shot            reduce-scatter, then all-gather: few bytes and two waits
     low_latency         words that hold data and flag: waits only for the data
+    gemv_low_latency    low_latency of a row that the GEMV sends
     fused_norm          low_latency or one_shot, with the residual addition and the RMSNorm that follow
     sequence_parallel   two_shot with both of them between its halves, on each rank for its own rows; GEMMs store into the peers' memory
 
@@ -23,6 +24,7 @@ VARIANTS = Variants(
     Variant("one_shot", ".one_shot", "one_shot", reads="message"),
     Variant("two_shot", ".two_shot", "two_shot", reads="message"),
     Variant("low_latency", ".low_latency", "low_latency", reads="message"),
+    Variant("gemv_low_latency", ".gemv_low_latency", "gemv_low_latency", reads="row and weight"),
     Variant("fused_norm", ".fused_norm", "fused_norm", reads="message and norm"),
     Variant("sequence_parallel", ".sequence_parallel", "sequence_parallel_norm", reads="partial sums and norm"),
 )

@@ -63,16 +63,20 @@ class Peers(NamedTuple):
 
 
 class RankLaunch(NamedTuple):
-    """One rank's launch of an all-reduce; all ranks must launch theirs at the same time."""
+    """One rank's launch of an all-reduce; all ranks must launch theirs at the same time.
+
+    waits: whether blocks wait for those of peers, so that all of them must run at once; they then loop in a grid of any size.
+    """
 
     kernel: Any
     grid: int
     block: int
     arguments: tuple
+    waits: bool = True
 
     def within(self, most_blocks: int | None) -> "RankLaunch":
-        """The same work by at most so many blocks, which loop; None: this launch. All ranks must have the same grid."""
-        return self if most_blocks is None else self._replace(grid=min(self.grid, most_blocks))
+        """The same work by at most this number of blocks if they wait, else, and for None, this launch. All ranks' grids must be equal."""
+        return self if most_blocks is None or not self.waits else self._replace(grid=min(self.grid, most_blocks))
 
     def launch(self, stream: Any = None) -> None:
         """Launch on the current GPU."""
@@ -103,9 +107,11 @@ def simulated_peers(ranks: int, most_bytes: int, polls: int = POLLS) -> list[Pee
 
 
 def launch_together(launches: list[RankLaunch], **options: Any) -> None:
-    """Run the launches of all ranks in the simulator, at the same time; options: those of simulate_ranks."""
-    first = launches[0]
-    simulate_ranks(first.kernel, first.grid, first.block, [one.arguments for one in launches], **options)
+    """Run the launches of all ranks in the simulator, at the same time, or one after another if they do not wait for each other, because
+    their arguments may be of different types then. options: those of simulate_ranks."""
+    for together in [launches] if launches[0].waits else [[one] for one in launches]:
+        first = together[0]
+        simulate_ranks(first.kernel, first.grid, first.block, [one.arguments for one in together], **options)
 
 
 def check_fault(rank: int, fault: int) -> None:

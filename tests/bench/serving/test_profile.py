@@ -41,7 +41,7 @@ def test_every_kernel_has_a_stage():
 
 
 def test_every_stage_of_the_table_has_a_kernel():
-    names = {module.replace(".", "::") + "::" for module, _ in kernel_names(STAGES)}
+    names = {f"{module.replace('.', '::')}::{name}" for module, name in kernel_names(STAGES)}
     for prefix in (*stages.STAGES, WRITE_SLOTS.removeprefix(PREFIX), ADVANCE.removeprefix(PREFIX)):
         assert any(name.startswith(PREFIX + prefix) for name in names), prefix
 

@@ -5,15 +5,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from minllm.kernels.all_reduce import VARIANTS
+from minllm.kernels.all_reduce import gemv_low_latency as sending
 from minllm.kernels.all_reduce.fused_norm import FUSABLE, fused_norm
+from minllm.kernels.all_reduce.low_latency import low_latency
 from minllm.kernels.all_reduce.peers import launch_together, simulated_peers
 from minllm.kernels.all_reduce.reference import all_reduce_reference, owners_of_rows, sequence_parallel_reference
 from minllm.kernels.all_reduce.sequence_parallel import SequenceMemory, rows_of, sequence_parallel_norm
 from minllm.kernels.arguments import ceil_div
 from minllm.kernels.attention.shared_context.exchange import gather_queries, merge_of_peers
 from minllm.kernels.attention.shared_context.merge_ranks import merge_ranks_reference
+from minllm.kernels.matmul.gemv.gemv import matmul_gemv
 from minllm.kernels.normalization.rms_norm import rms_norm_reference
-from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, assert_close, bits, random
+from minllm.kernels.vector import VECTOR_BYTES
+from tests.kernels.guarded import BFLOAT16, FLOAT16, FLOAT32, HALF_STEP, SLACK, assert_close, bits, random
 
 NAMES = VARIANTS.names("message")
 WITH_NORM = tuple(FUSABLE)
@@ -47,6 +51,10 @@ class SimulatedRanks:
         """Launch what all ranks launch, and wait for it."""
         launch_together(launches)
 
+    def call(self, rank, launcher, *arrays, **options):
+        """Call a launcher of kernels of one rank."""
+        launcher(*arrays, **options)
+
 
 def messages(count, shape, dtype, seed=0, magnitude=1.0):
     """One array per rank. In some places the sum depends on its order: large numbers that cancel, and a small one."""
@@ -78,6 +86,57 @@ def check_all_reduce(name, size, dtype, ranks, seed=0, magnitude=1.0):
     for rank, x in enumerate(xs):
         np.testing.assert_array_equal(bits(ranks.host(x)), bits(hosts[rank]))
         assert int(ranks.host(ranks.peers[rank].own.fault)[0]) == 0
+
+
+def gemv_arrays(n, k, dtype, ranks, seed=0):
+    """(x, weight, bias, residual) of every rank, the residual of rank 0 alone. In some places the sum depends on its order: of biases."""
+    found = []
+    for rank, bias in enumerate(messages(ranks.count, n, dtype, seed)):
+        x, weight = random((1, k), dtype, 10 * seed + rank + 100), random((n, k), dtype, 10 * seed + rank + 200)
+        if ranks.count > 2:
+            weight[::7] = 0
+        residual = random((1, n), dtype, 10 * seed + 300) if rank == 0 else None
+        if residual is not None:
+            residual[:, ::7] = 0
+        found.append((x, weight, bias, residual))
+    return found
+
+
+def shifting_weights(count, n):
+    """Weights of all ranks whose products with one x have as their sum x shifted by one place: a row of each rank in turn."""
+    weights = np.zeros((count, n, n), np.float32)
+    rows = np.arange(n)
+    weights[rows % count, rows, (rows + 1) % n] = 1
+    return weights
+
+
+def check_gemv(n, k, dtype, ranks, seed=0):
+    """The bits of a GEMV on each rank whose results are added up afterwards, on all ranks; the sum in float64; and no fault."""
+    hosts = gemv_arrays(n, k, dtype, ranks, seed)
+    given = [[None if host is None else ranks.array(rank, host) for host in of_rank] for rank, of_rank in enumerate(hosts)]
+    outs, partials = ([ranks.array(rank, np.full((1, n), np.nan, dtype)) for rank in range(ranks.count)] for _ in range(2))
+    launches = [
+        sending.gemv_low_latency(x, weight, out, peers, bias, residual)
+        for (x, weight, bias, residual), out, peers in zip(given, outs, ranks.peers, strict=True)
+    ]  # fmt: skip
+    for together in zip(*launches, strict=True):
+        ranks.run(list(together))
+    for rank, ((x, weight, bias, residual), partial) in enumerate(zip(given, partials, strict=True)):
+        ranks.call(rank, matmul_gemv, x, weight, partial, bias, residual=residual, tiling=sending.choose_tiling(1, n, k))
+    wanted, found = all_reduce_reference([ranks.host(partial) for partial in partials]), [ranks.host(out) for out in outs]
+    if n * dtype.itemsize % VECTOR_BYTES == 0:
+        ranks.run([low_latency(partial, partial, peers) for partial, peers in zip(partials, ranks.peers, strict=True)])
+        np.testing.assert_array_equal(bits(ranks.host(partials[0])), bits(wanted))
+    for rank, out in enumerate(found):
+        np.testing.assert_array_equal(bits(out), bits(wanted))
+        assert int(ranks.host(ranks.peers[rank].own.fault)[0]) == 0
+    x, weight, bias, residual = ([None if one is None else one.astype(np.float64) for one in arrays] for arrays in zip(*hosts))
+    terms = [x[rank] @ weight[rank].T + bias[rank] + (residual[rank] if rank == 0 else 0) for rank in range(ranks.count)]
+    plain = np.ones(n, bool)
+    plain[::7] = ranks.count == 2
+    error = np.abs(found[0].astype(np.float64) - sum(terms))[0, plain]
+    most = sum(np.abs(term) for term in terms)[0, plain]  # each term and their sum are rounded
+    assert (error <= (3 * HALF_STEP[dtype] + SLACK * np.sqrt(k)) * most + SLACK * np.sqrt(k)).all()
 
 
 def check_fused_norm(tokens, hidden, dtype, ranks, algorithm):

@@ -28,6 +28,7 @@ STAGES = {
     "slots::": SLOTS,
     "speculation::": "speculation",
     "all_reduce::": "all-reduce",
+    "all_reduce::gemv_low_latency::gemv_send_kernel": GEMM,
     "encoding::": "encoding of weights",
 }
 ORDER = (*dict.fromkeys(STAGES.values()), OTHER)
