@@ -6,6 +6,9 @@ gives the time that one all-reduce would add to a step of a model. NCCL is that 
 
 sequence_parallel takes an all-reduce's place for the rows of a prompt, here of 4,096 elements: residual addition and norm are in it, the
 reduce-scatter is not, as GEMMs store their partial sums where they are added up.
+
+gemv_low_latency is measured with its GEMV, of an 8B model's output and down projection, of which each rank has a part, beside the same GEMV
+followed by low_latency.
 """
 
 import statistics
@@ -22,9 +25,13 @@ from minllm.costs.measured_all_reduces import SEQUENCE_PARALLEL
 from minllm.errors import InvalidOptionError, KernelArgumentError, MinLLMError
 from minllm.kernels.all_reduce import VARIANTS
 from minllm.kernels.all_reduce.choice import choose
+from minllm.kernels.all_reduce.gemv_low_latency import gemv_low_latency
+from minllm.kernels.all_reduce.low_latency import low_latency
 from minllm.kernels.all_reduce.peers import Peers, RankLaunch, allocate
 from minllm.kernels.all_reduce.reference import all_reduce_reference, owners_of_rows, sequence_parallel_reference
 from minllm.kernels.all_reduce.sequence_parallel import PAGE_BYTES, SequenceMemory, rows_of, sequence_parallel_norm
+from minllm.kernels.matmul.gemv.gemv import matmul_gemv
+from minllm.kernels.matmul.reference import matmul_reference
 from minllm.runtime.peer_devices import PeerDevices
 
 KB, MB = 1 << 10, 1 << 20
@@ -34,6 +41,8 @@ GRAPH_BYTES = 1 << 30  # total messages of a graph, large enough to make the gra
 FEWEST, MOST = 20, 1000  # all-reduces per graph
 REPLAYS, ROUNDS = 5, 7
 HIDDEN, EPSILON = 4096, 1e-5  # the length of the rows that ranks divide, and the epsilon of their norms
+GEMV_INPUTS = (4096, 14336)  # of the 8B model's projections to HIDDEN outputs
+WEIGHTS = 8  # read in turn, more than L2 holds
 
 
 class Ranks:
@@ -113,6 +122,9 @@ def run(gpus: int, against: str | None, json_file: Path | None) -> None:
         table.add_row(size(nbytes), *cells[: len(names)], choose(gpus, nbytes) or "NCCL", *cells[len(names) :])
         rows += [row(gpus, nbytes, name, value, nccl) for name, value in found.items() if value]
     out.print(table)
+    for inputs in GEMV_INPUTS:
+        rows.append(row_of_gemv(gpus, inputs // gpus, *gemv_microseconds(ranks, inputs // gpus)))
+        out.print(f"{rows[-1].case}: {rows[-1].value} µs, {rows[-1].peer} {rows[-1].peer_value} µs")
     write_rows(json_file, ranks.devices.devices[0].name, {}, rows)
 
 
@@ -120,6 +132,12 @@ def row(gpus: int, nbytes: int, name: str, value: float, nccl: float | None) -> 
     """A row of the record."""
     peer = dict(peer="NCCL, torch", peer_value=round(nccl, 2), ratio=round(nccl / value, 3)) if nccl else {}
     return Row("all-reduce", f"{gpus} GPUs, {size(nbytes)}, bfloat16", name, round(value, 2), "µs", **peer)
+
+
+def row_of_gemv(gpus: int, inputs: int, value: float, apart: float) -> Row:
+    """A row of the record. apart: microseconds of the GEMV followed by low_latency."""
+    case, peer = f"{gpus} GPUs, {HIDDEN} x {inputs}, bfloat16", dict(peer="gemv, low_latency", peer_value=round(apart, 2))
+    return Row("GEMV and all-reduce", case, "gemv_low_latency", round(value, 2), "µs", **peer, ratio=round(apart / value, 3))
 
 
 def size(nbytes: int) -> str:
@@ -134,6 +152,43 @@ def microseconds(ranks: Ranks, name: str, nbytes: int) -> float | None:
     except KernelArgumentError:
         return None
     return replayed(ranks.devices, lambda: ranks.devices.launch(launches), nbytes)
+
+
+def gemv_microseconds(ranks: Ranks, inputs: int) -> tuple[float, float]:
+    """Microseconds of a GEMV with an all-reduce of its HIDDEN outputs: (gemv_low_latency, a GEMV and low_latency).
+
+    Raises MinLLMError if the sums are wrong, or differ.
+    """
+    devices, rng = ranks.devices, np.random.default_rng(0)
+    x, weight = (rng.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((1, inputs), (HIDDEN, inputs)))
+    given = [(devices.array(rank, x), [devices.array(rank, weight) for _ in range(WEIGHTS)]) for rank, _ in enumerate(ranks.peers)]
+    outs = [[devices.zeros(rank, (1, HIDDEN), weight.dtype) for rank, _ in enumerate(ranks.peers)] for _ in range(2)]
+    sent = [
+        list(zip(*(gemv_low_latency(x, weights[i], out, own) for (x, weights), out, own in zip(given, outs[0], ranks.peers)), strict=True))
+        for i in range(WEIGHTS)
+    ]  # fmt: skip
+    received = [low_latency(out, out, own) for out, own in zip(outs[1], ranks.peers, strict=True)]
+
+    def launch_sent():
+        for send, receive in sent:
+            devices.launch(send)
+            devices.launch(receive)
+
+    def launch_apart():
+        for i in range(WEIGHTS):
+            for rank, (x, weights) in enumerate(given):
+                devices.call(rank, matmul_gemv, x, weights[i], outs[1][rank])
+            devices.launch(received)
+
+    for launches in (*sent[0], received):
+        devices.load(launches)
+    for launch in (launch_sent, launch_apart):
+        launch()
+        devices.synchronize()
+    term, found = matmul_reference(x, weight), [[out.copy_to_host() for out in of_form] for of_form in outs]
+    check("gemv_low_latency", [term] * len(given), found[0] + found[1])
+    sent_us, apart_us = (replayed(devices, launch, WEIGHTS * weight.nbytes) for launch in (launch_sent, launch_apart))
+    return sent_us / WEIGHTS, apart_us / WEIGHTS
 
 
 def nccl_microseconds(devices: PeerDevices, nbytes: int) -> float:

@@ -127,6 +127,11 @@ class PeerDevices:
             device.set_current()
             one.within(self.most_blocks).launch(stream)
 
+    def call(self, rank: int, launcher: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Call a launcher of kernels that take a `stream`, on a rank's; returns at once."""
+        self.devices[rank].set_current()
+        launcher(*arguments, **options, stream=self.streams[rank])
+
     def synchronize(self) -> None:
         """Wait for all GPUs."""
         for stream in self.streams:

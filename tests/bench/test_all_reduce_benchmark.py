@@ -80,6 +80,30 @@ def test_the_rows_that_ranks_divide_are_checked_before_they_are_timed(monkeypatc
         ranks.launches("sequence_parallel", 2048)
 
 
+def test_gemvs_that_send_their_sums_are_checked_beside_those_that_do_not(monkeypatch):
+    class Devices(SimulatedDevices, PaperDevices):
+        def __init__(self, count):
+            SimulatedDevices.__init__(self, count)
+            PaperDevices.__init__(self)
+
+        def launch(self, launches):
+            launch_together(launches)
+
+        def call(self, rank, launcher, x, weight, out):
+            launcher(x, weight, out)
+            out += self.error
+
+    monkeypatch.setattr(all_reduce, "PeerDevices", Devices)
+    small = dict(HIDDEN=16, SIZES=(256,), LARGEST_OF_LOW_LATENCY=256, WEIGHTS=1, MOST=1, FEWEST=1, REPLAYS=1, ROUNDS=2)
+    for name, value in small.items():
+        monkeypatch.setattr(all_reduce, name, value)
+    ranks = all_reduce.Ranks(2)
+    assert min(all_reduce.gemv_microseconds(ranks, 8)) >= 0
+    ranks.devices.error = 1
+    with pytest.raises(MinLLMError, match="gemv_low_latency: the ranks have different results"):
+        all_reduce.gemv_microseconds(ranks, 8)
+
+
 def test_wrong_results_stop_the_measurement():
     ones = [np.ones(8, np.float32)] * 2
     all_reduce.check("ring", ones, [np.full(8, 2, np.float32)] * 2)

@@ -34,6 +34,5 @@ class PeerGpus:
 
     def call(self, rank, launcher, *arrays, **options):
         """Call a launcher of kernels of one rank, and wait for them."""
-        self.devices.devices[rank].set_current()
-        launcher(*arrays, **options, stream=self.devices.streams[rank])
+        self.devices.call(rank, launcher, *arrays, **options)
         self.devices.synchronize()
