@@ -181,11 +181,14 @@ class LeadingRunner(RankRunner):
             self.processes.end(f"Rank 0 has waited {step_seconds():g} s for the results of a step, and all ranks have ended: {reason}.")
 
     def _together(self, work: Callable[[], Any]) -> Any:
-        """The result of `work`, which all ranks execute; if it fails here, all ranks end."""
+        """The result of `work`, which all ranks execute; if it fails or is interrupted here, all ranks end."""
         try:
             return work()
         except Exception as error:
             raise self.processes.failed(error) from error
+        except BaseException as error:  # Ctrl-C: the other ranks would add the rest of this step to the sums of the next one
+            self.processes.failed(error)
+            raise
 
 
 def divided(spans: list[Span], stages: int, cuts_prompts: bool = True) -> list[list[Span]]:

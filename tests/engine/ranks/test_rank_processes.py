@@ -152,6 +152,24 @@ def test_drafts_are_verified_alike_and_a_killed_rank_ends_all(directory):
     assert all(one.returncode is not None for one in children)
 
 
+def test_an_interrupt_within_a_step_ends_all_ranks(directory, monkeypatch):
+    """The other ranks would go on with the rest of that step, while rank 0 begins the next one: all sums would be of two steps."""
+    with LLM(directory, **OPTIONS, tensor_parallel_size=2) as ranks:
+        ops, children = ranks.engine.runner.ops, ranks.engine.processes.children
+
+        def interrupted(_array):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ops.communicator, "all_reduce", interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            ranks.generate([1, 2], SamplingParams(max_tokens=3))
+        monkeypatch.undo()
+        with pytest.raises(RankError, match=r"Rank 0 has failed, and all ranks have ended: KeyboardInterrupt\(\)"):
+            ranks.generate([1, 2], SamplingParams(max_tokens=3))
+        assert ranks.engine.cache_policy.usage().allocated == 0
+    assert all(one.returncode is not None for one in children)
+
+
 WRONG = {
     "heads": (dict(tensor_parallel_size=3), "degree of 3 does not divide this model: it has 8 query heads, 2 KV heads"),
     "zero": (dict(tensor_parallel_size=0), "tensor_parallel_size=0 is not allowed: tensor_parallel_size is an integer of at least 1"),
