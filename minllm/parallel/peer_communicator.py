@@ -30,6 +30,7 @@ from minllm.runtime.array_protocol import Array
 SHARE_OF_A_STEP = 0.8  # the share of a step's time limit after which a missing peer is recorded before rank 0 ends all ranks
 SECONDS_OF_POLLS = 10.0  # how long POLLS take, about
 WARM_UP_POLLS = 60 * POLLS  # about ten minutes
+MOST_POLLS = (1 << 31) - 1  # kernels take the number as int32: about twenty minutes
 
 
 class PeerCommunicator:
@@ -46,7 +47,7 @@ class PeerCommunicator:
         self.sequence = sequence
         self.library, self.peers, self.name, self._launch, self._is_capturing = library, peers, name, launch, is_capturing
         self.is_warm = False  # whether all ranks have warmed up
-        self.step_polls = int(POLLS * SHARE_OF_A_STEP * step_seconds() / SECONDS_OF_POLLS)
+        self.step_polls = int(min(MOST_POLLS, POLLS * SHARE_OF_A_STEP * step_seconds() / SECONDS_OF_POLLS))
         self.rank, self.world_size = library.rank, library.world_size
         self.all_gather, self.broadcast, self.barrier = library.all_gather, library.broadcast, library.barrier
         self.send, self.recv, self.close = library.send, library.recv, library.close

@@ -14,6 +14,8 @@ from minllm.kernels.all_reduce.reference import all_reduce_reference
 from minllm.ops.cuda_ops import CudaOps
 from minllm.parallel.peer_communicator import WARM_UP_POLLS, PeerCommunicator
 from minllm.parallel.peer_memory import connect_peers
+from minllm.parallel.time_limits import STEP
+from minllm.runtime.parameters import pack_int, parameter
 from tests.kernels.guarded import bits, random
 from tests.parallel.in_threads import ThreadsMemory, in_threads
 
@@ -114,6 +116,14 @@ def test_peers_are_waited_for_longer_while_they_warm_up(is_capturing, is_warm, p
     communicator.is_warm = is_warm
     communicator.all_reduce(np.zeros(520, np.float32))
     assert [one.arguments[-1] for one in launched] == [polls]
+
+
+def test_a_wait_of_hours_is_cut_to_polls_that_a_kernel_can_count(monkeypatch):
+    monkeypatch.setenv(STEP, "7200")
+    communicator, launched = alone(BY_SIZE)
+    communicator.is_warm = True
+    communicator.all_reduce(np.zeros(520, np.float32))
+    assert parameter(launched[0].arguments[-1]) == (int, pack_int(2**31 - 1))
 
 
 @pytest.mark.parametrize(
