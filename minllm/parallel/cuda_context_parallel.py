@@ -89,7 +89,7 @@ class ContextParallelCuda:
 
     def _between_peers(self, make: Callable[[Peers], RankLaunch]) -> bool:
         """Launch a kernel between the ranks; False if they have no common memory, or too little."""
-        return isinstance(self.context, PeerCommunicator) and self.context.launched(make)
+        return isinstance(self.context, PeerCommunicator) and self.context.launched(lambda peers: [make(peers)])
 
     def _states(self, queries: Array, cache: LayerCache, whole: Batch, own: Batch, scale: float, out: Array, lse: Array) -> None:
         """Attention over the rank's share, and its log-sum-exps, of sequences that all decode, or of others. whole: with all keys."""

@@ -10,7 +10,7 @@ A wait ends after a number of polls, which is fixed when a launch is captured. W
 be compiling. Captured launches, and launches after the warm-up, wait for seconds, so a missing peer is reported soon.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -82,22 +82,15 @@ class PeerCommunicator:
         rows, residual, out: [tokens, hidden]; weight: [hidden].
         """
         algorithm = chosen_with_norm(self.name, self.world_size, rows.nbytes)
-        return algorithm is not None and self.launched(lambda peers: fused_norm(rows, weight, out, epsilon, residual, peers, algorithm))
+        return algorithm is not None and self.launched(lambda peers: [fused_norm(rows, weight, out, epsilon, residual, peers, algorithm)])
 
     def gemv_all_reduce(self, x: Array, weight: Array, bias: Array | None, residual: Array | None, out: Array) -> bool:
         """out = the sum of all ranks' x @ weight.T + bias + residual, which the GEMV sends. False, and nothing done, if no kernel can.
 
         x: [1, K]; weight: [N, K]; bias: [N]; residual, out: [1, N].
         """
-        if chosen(self.name, self.world_size, out.nbytes) != "low_latency":
-            return False
-        try:
-            send, receive = gemv_low_latency(x, weight, out, self._waiting_peers(), bias, residual)
-        except KernelArgumentError:  # more words than the inbox holds
-            return False
-        self._launch(send)
-        self._launch(receive)
-        return True
+        algorithm = chosen(self.name, self.world_size, out.nbytes)
+        return algorithm == "low_latency" and self.launched(lambda peers: gemv_low_latency(x, weight, out, peers, bias, residual))
 
     def partial_sums(self, tokens: int, hidden: int, dtype: np.dtype) -> Any:
         """Where a rank stores its partial sums of rows that ranks divide, [tokens, hidden]; None if an all-reduce should add them up."""
@@ -113,13 +106,15 @@ class PeerCommunicator:
         self._launch(sequence_parallel_norm(residual, weight, epsilon, self.sequence, self._waiting_peers()))
         return rows_of(self.sequence.rows[self.rank], residual.shape, residual.dtype)
 
-    def launched(self, make: Callable[[Peers], RankLaunch]) -> bool:
-        """Launch make(peers); False, and nothing done, if it raises KernelArgumentError: arrays are unaligned, or the memory too small."""
+    def launched(self, make: Callable[[Peers], Iterable[RankLaunch]]) -> bool:
+        """Launch all of make(peers); False, and nothing done, if it raises KernelArgumentError: the kernels take no such arrays, or the
+        ranks' memory is too small."""
         try:
             found = make(self._waiting_peers())
         except KernelArgumentError:
             return False
-        self._launch(found)
+        for one in found:
+            self._launch(one)
         return True
 
     def _waiting_peers(self) -> Peers:
