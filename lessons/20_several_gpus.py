@@ -547,7 +547,7 @@ guess.against(
 )
 
 # %% [markdown]
-# On two GPUs a prompt of 2,048 tokens then took 27.2 ms instead of 30.5, and one GPU 47.7 (`docs/gpus.md`).
+# On two GPUs a prompt of 2,048 tokens then took 27.8 ms instead of 30.5, and one GPU 46.0 (`docs/gpus.md`).
 #
 # Two sizes of one_shot give $\alpha$ and $\beta$, and these predict two_shot at 64 KiB. At 16 MiB it takes a fifth less
 # than that, so its $\beta$ is larger than one_shot's. By the formulas above the two never cross with two ranks; as

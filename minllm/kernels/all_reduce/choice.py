@@ -5,12 +5,13 @@
     LLM(tensor_parallel_size=2, kernel_variants={"all_reduce": "nccl"})         NCCL for all; steps are then launched kernel by kernel
 
 From a page of 2 MB for each rank on, "by_size" has the ranks divide rows that a norm follows (sequence_parallel.py): 4 MB between two take
-12.6 µs then, and 21.2 with one_shot, without the norm. The table is for everything else.
+12.5 µs then, and 21.2 with one_shot, without the norm. The table is for everything else. Where low_latency serves the row of
+a decode step of one sequence, by size or by name, GEMVs of plain weights send their sums themselves (gemv_low_latency.py).
 
 The limits for 2 and 4 ranks are measured on H200s (docs/results/h200_all_reduce.json, `minllm bench all-reduce`): at 64 MB two_shot
-takes 226 µs on two and NCCL 245, on four 473 and 326. Those for 8 are assumed: between one shot and two they are vLLM's for GPUs that are
+takes 226 µs on two and NCCL 244, on four 473 and 326. Those for 8 are assumed: between one shot and two they are vLLM's for GPUs that are
 all connected by NVLink (csrc/custom_all_reduce.cuh: two shots from 256 KB on); those of low_latency and of NCCL are guesses.
-On two H200s a step of the 8B shape takes 2.4 ms with this table, and 24 ms with NCCL alone, whose steps are not captured as graphs.
+On two H200s a step of the 8B shape takes 2.3 ms with this table, and 24 ms with NCCL alone, whose steps are not captured as graphs.
 """
 
 from minllm.errors import KernelArgumentError

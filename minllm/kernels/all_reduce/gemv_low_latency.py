@@ -139,7 +139,7 @@ def receive_from_all(ranks):
 
 @functools.cache
 def receive_sums_kernel(ranks: int):
-    """The kernel that adds up the words of so many ranks."""
+    """The kernel that adds up the words of this number of ranks."""
     receive, held = receive_from_all(ranks), 2 * ranks
 
     @kernel(launch_bounds=(THREADS, 1), dependent_launch=True)

@@ -4,11 +4,11 @@ Every rank has one `RankMemory`, and can access those of all ranks: its own, and
 
     staging     uint32 [2 * words]       data that peers read, or that the left neighbour writes: two halves, used alternately
     signals     uint32 [phases * BLOCKS * ranks]    flags raised by peers; only this rank waits for them
-    inbox       uint64 [2 * ranks * words]   words of 4 bytes of data and 4 bytes of flag, written by peers
+    inbox       uint64 [2 * ranks * words]   words of 4 bytes of data and 4 bytes of flag, written by peers, and by GEMVs of this rank
     counters    uint32 [BLOCKS]          the number of all-reduces of each block so far
     fault       uint32 [1]               0, or 1 + the rank for which this one waited in vain
 
-A flag is the number of the all-reduce, its *epoch*, which is stored on the device and grows by one with each launch: so a captured graph
+A flag is the number of the all-reduce, its *epoch*, which is stored on the device and grows by one with each of them: so a captured graph
 can be replayed, and flags are never reset. A rank that finishes epoch e has received flags of epoch e from all peers, so each of them has
 finished e - 1: it may overwrite the data that they read then. That is why two halves are enough, and one would not be.
 
@@ -107,8 +107,10 @@ def simulated_peers(ranks: int, most_bytes: int, polls: int = POLLS) -> list[Pee
 
 
 def launch_together(launches: list[RankLaunch], **options: Any) -> None:
-    """Run the launches of all ranks in the simulator, at the same time, or one after another if they do not wait for each other, because
-    their arguments may be of different types then. options: those of simulate_ranks."""
+    """Run the launches of all ranks in the simulator at the same time; options: those of simulate_ranks.
+
+    Launches that do not wait for each other run one after another, because their arguments may be of different types.
+    """
     for together in [launches] if launches[0].waits else [[one] for one in launches]:
         first = together[0]
         simulate_ranks(first.kernel, first.grid, first.block, [one.arguments for one in together], **options)
