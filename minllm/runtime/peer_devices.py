@@ -128,7 +128,10 @@ class PeerDevices:
             one.within(self.most_blocks).launch(stream)
 
     def call(self, rank: int, launcher: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Call a launcher of kernels that take a `stream`, on a rank's; returns at once."""
+        """Call a launcher, which takes a `stream`, on a rank's stream; returns at once.
+
+        Its kernels keep dependent launch: ranks that share a GPU must not call one while a kernel waits for another rank.
+        """
         self.devices[rank].set_current()
         launcher(*arguments, **options, stream=self.streams[rank])
 
