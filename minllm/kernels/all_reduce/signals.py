@@ -3,11 +3,12 @@
 Block b of a rank works on the same elements as block b of every other rank, so only these synchronise, and no grid barrier is needed.
 """
 
-from numba import cuda, int32, uint32
+from numba import cuda, uint32
 
 from minllm.kernels.all_reduce.peers import BLOCKS
 from minllm.ptx import ld_acquire_sys_u32, st_release_sys_u32
 
+MOST_AHEAD = 3  # a peer's flag is of this all-reduce or of the next one, whose number is larger by 3 where numbers wrap (next_epoch)
 IMPATIENT = 1024  # polls between checks of `fault`: whether another wait was in vain, or the host has set it to end all waits
 
 
@@ -55,9 +56,12 @@ def gives_up(polls, limit, fault, peer):
 
 @cuda.jit(device=True)
 def wait_for(signals, index, epoch, peer, fault, limit):
-    """Wait until the flag at `index` has reached `epoch`, for at most `limit` polls; peer: the rank that raises it."""
+    """Wait until the flag at `index` has reached `epoch`, for at most `limit` polls; peer: the rank that raises it.
+
+    All other values are old, however large the difference: other all-reduces, or fewer blocks, may not have raised this flag for a day.
+    """
     polls = 0
-    while int32(ld_acquire_sys_u32(signals, index) - epoch) < 0:  # the difference is also right if the counters have wrapped
+    while uint32(ld_acquire_sys_u32(signals, index) - epoch) > MOST_AHEAD:
         polls += 1
         if gives_up(polls, limit, fault, peer):
             break

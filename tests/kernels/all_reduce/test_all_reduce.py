@@ -105,6 +105,17 @@ def test_the_epoch_may_wrap(name):
     assert int(ranks.peers[0].own.counters[0]) == 4  # after 2**32 - 1 came 2
 
 
+@pytest.mark.parametrize("last", [2**31 - 1, 2**31 + 5, 2**32 - 9])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_flag_that_was_not_raised_for_billions_of_all_reduces_is_waited_for(name, last):
+    """Decode steps of one sequence raise none, and make 2 ** 31 all-reduces in a day."""
+    peers, x = simulated_peers(2, 1024, polls=40), np.ones(40, np.float32)
+    for own in peers:
+        own.own.counters[:] = last
+    launch_together([VARIANTS[name](x, x, peers[0])], detect=False)
+    assert int(peers[0].own.fault[0]) == 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_result_may_take_the_place_of_the_message(name):
     peers, xs = simulated_peers(2, 1024), messages(2, 40, FLOAT32)
