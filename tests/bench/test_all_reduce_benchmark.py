@@ -94,7 +94,7 @@ def test_gemvs_that_send_their_sums_are_checked_beside_those_that_do_not(monkeyp
             out += self.error
 
     monkeypatch.setattr(all_reduce, "PeerDevices", Devices)
-    small = dict(HIDDEN=16, SIZES=(256,), LARGEST_OF_LOW_LATENCY=256, WEIGHTS=1, MOST=1, FEWEST=1, REPLAYS=1, ROUNDS=2)
+    small = dict(HIDDEN=8, SIZES=(256,), LARGEST_OF_LOW_LATENCY=256, WEIGHTS=1, MOST=1, FEWEST=1, REPLAYS=1, ROUNDS=2)
     for name, value in small.items():
         monkeypatch.setattr(all_reduce, name, value)
     ranks = all_reduce.Ranks(2)
