@@ -41,8 +41,8 @@ GRAPH_BYTES = 1 << 30  # total messages of a graph, large enough to make the gra
 FEWEST, MOST = 20, 1000  # all-reduces per graph
 REPLAYS, ROUNDS = 5, 7
 HIDDEN, EPSILON = 4096, 1e-5  # the length of the rows that ranks divide, and the epsilon of their norms
-GEMV_INPUTS = (4096, 14336)  # of the 8B model's projections to HIDDEN outputs
-WEIGHTS = 8  # read in turn, more than L2 holds
+GEMV_INPUTS = (4096, 14336)  # inputs of the output and the down projection of an 8B model; both have HIDDEN outputs
+WEIGHTS = 8  # copies of a weight that GEMVs read in turn, because together they are larger than L2
 
 
 class Ranks:

@@ -101,7 +101,7 @@ def message(name, ranks, size, dtype):
 def gemv(ranks, n, k, dtype):
     """The sum of GEMVs of every rank and of the first one's residual, in every rank."""
     b, tiling = dtype.itemsize, choose_tiling(1, n, k)
-    threads = n // 2 * tiling.splits * WARP  # of two rows per warp
+    threads = n // 2 * tiling.splits * WARP  # a group of `splits` warps has two rows
 
     def arrays(noise):
         given = {f"x {rank}": noise.array((1, k), dtype) for rank in range(ranks)}

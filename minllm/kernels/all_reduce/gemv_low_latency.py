@@ -45,7 +45,7 @@ from minllm.runtime.array_protocol import Array
 from minllm.runtime.kernel import check, kernel
 from minllm.tiles.warp import WARP
 
-THREADS = 128  # of the second kernel; such blocks find room beside those of the GEMV, where they wait for its end
+THREADS = 128  # per block of the receiving kernel: small blocks find room beside those of the GEMV, and wait there for its end
 
 
 @cuda.jit(device=True)
@@ -105,7 +105,7 @@ def gemv_send_kernel(k: int, dtype: str, tiling: GemvTiling, vectorized: bool, r
                     total[0, r] += addends[r]
             there = slot(inboxes[0], epoch, rank, ranks) + first
             for r in range(0, rows, 2):
-                if first + r <= last:  # with an odd N the last word repeats the last feature, and is not read
+                if first + r <= last:  # with an odd N the last word repeats the last feature, and its data is not used
                     value, next_value = round_pair(total[0, r], total[0, r + 1])
                     word, next_word = with_flag(float_as_uint(value), epoch), with_flag(float_as_uint(next_value), epoch)
                     for peer in range(ranks):

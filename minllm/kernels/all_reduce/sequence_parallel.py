@@ -61,7 +61,7 @@ class SequenceMemory(NamedTuple):
         return len(self.rows)
 
     def why_not(self, tokens: int, row_bytes: int) -> str | None:
-        """The reason why the ranks cannot divide so many rows; None if they can."""
+        """The reason why the ranks cannot divide this number of rows; None if they can."""
         if reason := why_no_rows(row_bytes):
             return reason
         if self.group_bytes % row_bytes:
@@ -139,7 +139,7 @@ def sequence_parallel_kernel(dtype, ranks, threads, together):
                         unpack(words, k * of_row + 4 * ranks, values, at)
                         for j in range(width):
                             values[at + j] += total[j]
-                        store(residual, (group_start + row + k) * hidden + i, values, at)  # which rounds them
+                        store(residual, (group_start + row + k) * hidden + i, values, at)  # rounded to the dtype by the store
                         for j in range(width):
                             sum_of_squares += values[at + j] * values[at + j]
                     sum_of_squares = warp_sum(sum_of_squares)
