@@ -1,5 +1,7 @@
 """OpenAI's and Anthropic's clients, unmodified, over the loopback address."""
 
+import json
+
 import pytest
 
 PROMPT = [{"role": "user", "content": "def add(a, b):"}]
@@ -105,6 +107,24 @@ def test_anthropic_messages(anthropic, saying):
     counted = anthropic.messages.count_tokens(**{name: options[name] for name in ("model", "messages", "system", "tools")})
     longer = anthropic.messages.count_tokens(model="bundled", messages=history, system="Be brief.", tools=tools)
     assert longer.input_tokens > counted.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ('{"a": 123456789012345678901234567890}', {"a": 123456789012345678901234567890}),
+        ('{"a": "\\ud800"}', {"a": "\ud800"}),
+        ('{"a": ' + "[" * 300 + "]" * 300 + "}", None),
+        ('{"a": NaN}', {}),
+        ('{"a": "', {}),
+    ],
+    ids=["large integer", "half a character", "nested", "no JSON", "cut off"],
+)
+def test_arguments_reach_anthropic_as_the_model_wrote_them(http, saying, written, given):
+    saying('<tool_call>{"name": "f", "arguments": ' + written + "}</tool_call>")
+    body = dict(max_tokens=64, messages=PROMPT, tools=[{"name": "f", "input_schema": {}}])
+    answer = http.post("/v1/messages", json=body)
+    assert answer.status_code == 200 and json.loads(answer.text)["content"][0]["input"] == (json.loads(written) if given is None else given)
 
 
 def test_anthropic_errors_are_its_exceptions(anthropic):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minllm.server.tool_calls.formats import FORMATS, format_of
-from minllm.server.tool_calls.stream import ToolStream
+from minllm.server.tool_calls.stream import JsonEnd, ToolStream
 
 
 def read(form, text, cuts=(), most=None):
@@ -40,6 +40,12 @@ CASES = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', ("", [["f", '{"a": 1']])),
     ("llama3_json", '{"name": "f", "parameters": {"a": [{}]}}', ("", [["f", '{"a": [{}]}']])),
     ("llama3_json", ' <|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}', ("", [["f", "{}"], ["g", "{}"]])),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n and  more \n', ("\n and  more \n", [["f", "{}"]])),
+    ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {"a": "\\ud800"}}</tool_call>', ("", [["\ufffd", '{"a": "\\ud800"}']])),
+    ("hermes", '<tool_call>{"arguments": {"a": "\\ud800"}, "name": "\\udfff"}</tool_call>', ("", [["\ufffd", '{"a": "\ufffd"}']])),
+    ("llama3_json", '{"name": "f", "parameters": {}} and  more', (" and  more", [["f", "{}"]])),
+    ("llama3_json", '; <|python_tag|>{"name": "f", "parameters": {}}', ("", [["f", "{}"]])),
+    ("llama3_json", '\n <|python_tag|>{"a": 1}', ('\n <|python_tag|>{"a": 1}', [])),
     ("llama3_json", 'See {"name": 1}', ('See {"name": 1}', [])),
     ("llama3_json", '{"a": 1} is JSON', ('{"a": 1} is JSON', [])),
 ]
@@ -75,6 +81,35 @@ def test_any_arguments_come_through(calls, cuts, escaped, arguments_first):
     before, found = read("hermes", "Well:" + text, cuts)
     assert before == "Well:" and [(name, json.loads(arguments)) for name, arguments in found] == calls
     assert read("hermes", text, cuts, most=1)[1] == found[:1]
+
+
+PARTS = {
+    "hermes": ["<tool_call>", "</tool_call>", '{"name": "f", "arguments": {', '{"arguments": {"a": "', ' "name": "g"', "</tool_", "<"],
+    "llama3_json": ["<|python_tag|>", '{"name": "f", "parameters": {', '{"parameters": {"a": "', ' "name": "g"', "; ", "<|py", ";"],
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=100)
+@given(data=st.data(), cuts=st.lists(st.integers(0, 100), max_size=9))
+def test_a_stream_of_any_text_is_its_whole(form, data, cuts):
+    text = "".join(data.draw(st.lists(st.sampled_from([*PARTS[form], *'{}[]",:\\ \nx1']), max_size=20)))
+    assert read(form, text) == read(form, text, cuts) == read(form, text, range(1, len(text)))
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"arguments": {"a": "%s"}, "name": "f"}</tool_call>' % ("</tool_call>" * 1000)),
+        ("hermes", '<tool_call>{"name": "%s", "arguments": {}}</tool_call>' % ("f" * 10_000)),
+        ("llama3_json", '{"parameters": {"a": "%s"}, "name": "f"}' % ("x" * 10_000)),
+    ],
+)
+def test_a_long_call_is_read_once(form, text, monkeypatch):
+    num_read, feed = [], JsonEnd.feed
+    monkeypatch.setattr(JsonEnd, "feed", lambda self, text: num_read.append(len(text)) or feed(self, text))
+    assert len(read(form, text, range(4, len(text), 4))[1]) == 1
+    assert sum(num_read) <= len(text)
 
 
 def test_the_template_tells_the_format():

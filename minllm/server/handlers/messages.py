@@ -3,7 +3,9 @@
 import json
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
+
+import orjson
 
 from minllm.server.endpoint import Reply
 from minllm.server.errors import ApiError, refused
@@ -171,10 +173,15 @@ def stopped(end: Delta | None, has_calls: bool) -> tuple[str, str | None]:
     return ("stop_sequence", end.stop_reason) if isinstance(end.stop_reason, str) else ("end_turn", None)
 
 
-def arguments(text: str) -> Any:
-    """The arguments of a call; {} if the model did not write a JSON object."""
+def arguments(text: str) -> orjson.Fragment:
+    """The arguments of a call as the model wrote them; {} if that is not a JSON object."""
     try:
-        found = json.loads(text or "{}")
+        is_object = isinstance(json.loads(text, parse_constant=refuse_constant), dict)
     except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        is_object = False
+    return orjson.Fragment(text if is_object else "{}")
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for NaN and infinities, which Python reads and JSON does not have."""
+    raise ValueError(name)
