@@ -183,6 +183,21 @@ def test_what_cannot_be_compiled_is_refused_before_anything_runs(structured):
     assert structured.llm_engine.stats() == before
 
 
+LIMITED = [({"minimum": -1e30}, "it holds -1e+30"), ({"allOf": [{"multipleOf": 1.1}, {"multipleOf": 9973}]}, "100,000 times")]
+
+
+@pytest.mark.parametrize(("schema", "said"), LIMITED)
+def test_schemas_have_no_numbers_beyond_the_limits(structured, schema, said):
+    for wrong in (params(json={"anyOf": [schema]}), params(grammar=f'start: "x" %json\n{json.dumps(schema)}')):
+        with pytest.raises(InvalidRequestError, match=re.escape(said)):
+            structured.generate([[1]], wrong)
+
+
+def test_other_numbers_are_followed(structured):
+    schema = {"enum": [-(2**62), "-1e30"], "description": '"multipleOf": 109703', "multipleOf": 0.5}
+    assert set(map(json.loads, texts(structured, params(json=schema), 4))) <= set(schema["enum"])
+
+
 def test_a_grammar_that_gives_up_ends_its_request_alone(structured, monkeypatch):
     """As if llguidance reached a limit of its own at the second token."""
     from minllm.engine.requests.grammar import Grammar

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from minllm.engine.requests.schema_limits import check_numbers
 from minllm.engine.requests.structured_outputs import StructuredOutputsParams
 from minllm.errors import Contained, InvalidOptionError, InvalidRequestError, SamplingError, shown
 from minllm.models.tokenizer import Tokenizer
@@ -101,6 +102,7 @@ class Grammars:
         """The matcher of a grammar. name: the description, for messages."""
         from llguidance import LLMatcher, LLParserLimits
 
+        check_numbers(lark, name)
         limits = LLParserLimits(max_items_in_row=MOST_ITEMS, verbose_errors=False)
         matcher = _on_a_long_stack(lambda: LLMatcher(self._tokenizer, lark, log_level=0, limits=limits))
         if matcher.is_error():
