@@ -12,7 +12,7 @@ def check_host(headers: dict[str, str], allowed: tuple[str, ...] | None) -> None
         return
     host = headers.get("host", "")
     name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    if name not in allowed:
+    if name.lower() not in map(str.lower, allowed):
         raise ApiError(f"The host {host!r} is not served here: use one of {', '.join(allowed)}, or start with --allowed-host.", status=403)
 
 

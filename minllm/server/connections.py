@@ -2,24 +2,38 @@
 
 import asyncio
 import functools
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+UPGRADE = re.compile(rb"(?<=\r\n)(?=upgrade:)", re.IGNORECASE)
+
 
 class ImpatientProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with a limit of `seconds` to send the head of a request, and to read what has been written."""
+    """uvicorn's protocol, with a limit of `seconds` to send the head of a request, and to read what has been written.
+
+    Offers of another protocol are ignored: for one of them, httptools would drop the body. Java's client offers HTTP/2 by default.
+    """
 
     def __init__(self, *arguments: Any, seconds: float, **named: Any):
         super().__init__(*arguments, **named)
         self._seconds = seconds
         self._head: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._is_in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Wait for the first request."""
         super().connection_made(transport)
         self._head = self.loop.call_later(self._seconds, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request, without the offer of another protocol if it is in the head's first part."""
+        if not self._is_in_body:
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = UPGRADE.sub(b"ignored-", head) + end + rest
+        super().data_received(data)
 
     def on_message_begin(self) -> None:
         """Wait for the head of another request."""
@@ -29,8 +43,14 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is complete."""
+        self._is_in_body = True
         self._head = cancelled(self._head)
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is complete."""
+        self._is_in_body = False
+        super().on_message_complete()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than the model writes."""

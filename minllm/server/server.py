@@ -75,37 +75,41 @@ class Server:
             self.engine.check_alive()
             job = self.engine.client.submit(requests)
             times = [RequestTimes(self.metrics, one.params.n, one.params.max_tokens) for one in requests]
-            generation = Generation(job, times, self.admission.deadlines)
+            generation = Generation(job, times, [one.params.n for one in requests], self.admission.deadlines)
             try:
                 yield generation
             finally:
                 job.close()
-                for _ in range(generation.num_open):
+                for _ in range(sum(generation.open)):
                     self.metrics.finished("abort")
 
 
 class Generation:
     """The updates of a call's requests, and what they used."""
 
-    def __init__(self, job: Job, times: list[RequestTimes], deadlines: DeadlineAdmission | None = None):
+    def __init__(self, job: Job, times: list[RequestTimes], completions: list[int], deadlines: DeadlineAdmission | None = None):
+        """completions: their number in each request."""
         self._job, self._times, self._deadlines = job, times, deadlines
-        self.num_open = len(times)
+        self.open = completions  # of each request, those that have not ended
         self.heads: list[Head | None] = [None] * len(times)
         self.num_generated = [0] * len(times)
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Update]]]:
         """The updates that have come, (index of the request, update), until all requests have ended. Raises the error of any."""
         while batch := await self._job.take():
+            failures = [update.failure for _, update, _ in batch if update.failure is not None]
             for index, update, received in batch:
                 self._times[index].observe(update, received)
                 self.num_generated[index] += sum([len(delta.token_ids) for delta in update.deltas])
-                self.num_open -= update.finished
+                self.open[index] -= sum([delta.finish_reason is not None for delta in update.deltas])
+                if update.finished:
+                    self.open[index] = 0  # also if it failed before its completions began
                 if self._deadlines is not None and update.timing is not None:
                     self._deadlines.observe(update.timing.prefill + update.timing.decode)
                 if update.head is not None:
                     self.heads[index] = update.head
-                if update.failure is not None:
-                    raise error_from_failure(update.failure)
+            if failures:
+                raise error_from_failure(failures[0])
             yield [(index, update) for index, update, _ in batch]
 
     async def completions(self) -> list[list["Completion"]]:

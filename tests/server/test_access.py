@@ -48,7 +48,7 @@ def test_each_key_has_cached_prefixes_of_its_own(llm):
 
 def test_names_of_the_host():
     local = ServerOptions().hosts
-    for host in ("localhost:8000", "127.0.0.1", "[::1]:80"):
+    for host in ("localhost:8000", "LocalHost", "127.0.0.1", "[::1]:80"):
         check_host({"host": host}, local)
     for host in ("evil.example", "localhost.evil.example:8000", ""):
         with pytest.raises(ApiError, match="not served here") as caught:

@@ -13,6 +13,7 @@ import pytest
 
 from minllm.server.in_process import serving
 from tests.server.answering import answering
+from tests.server.test_soak import counted
 
 BODY = {"prompt": "def f(x):", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
 
@@ -51,6 +52,29 @@ def test_a_client_that_leaves_frees_its_blocks(served, stream):
     begun = served.stats().num_steps
     is_idle(served)
     assert served.stats().num_steps - begun <= 20  # 0 or 1 on a machine that does nothing else
+
+
+def test_each_completion_that_is_left_is_counted(served):
+    before = counted(served.address)[0].get("abort", 0)
+    with connected(served) as client:
+        client.sendall(request("/v1/completions", BODY | {"n": 3, "temperature": 1, "prompt": ["def f(x):", "import"]}))
+        while served.stats().num_running < 6:
+            time.sleep(0.002)
+    is_idle(served)
+    assert counted(served.address)[0]["abort"] == before + 6
+
+
+def test_an_offer_of_another_protocol_is_ignored(served):
+    """Java's client makes it with its first request, and sends the body at once."""
+    head, _, body = request("/v1/completions", BODY | {"max_tokens": 2}).partition(b"\r\n\r\n")
+    offer = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n\r\n"
+    with connected(served) as client:
+        for _ in range(2):
+            client.sendall(head + offer + body)
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += client.recv(1 << 16)
+            assert b" 200 " in answer and b'"completion_tokens":2' in answer
 
 
 def test_clients_that_leave_while_they_wait(served):
