@@ -75,6 +75,13 @@ class EngineClient:
         """Requests that have not ended."""
         return len(self._jobs)
 
+    def end_all(self, reason: str) -> None:
+        """End all requests with EngineDeadError; the engine is not told."""
+        failure = Failure("EngineDeadError", reason)
+        for job, index in self._jobs.values():
+            job.put(index, Update(None, [], True, failure), time.perf_counter())
+        self._jobs.clear()
+
     async def close(self) -> None:
         """End the connection, and with it the engine's process."""
         if self._reading is not None:
@@ -138,10 +145,7 @@ class EngineClient:
         for future in [self._ready, *self._calls.values()]:
             if future is not None and not future.done():
                 future.set_exception(self.death)
-        failure = Failure("EngineDeadError", reason)
-        for job, index in self._jobs.values():
-            job.put(index, Update(None, [], True, failure), time.perf_counter())
-        self._jobs.clear()
+        self.end_all(reason)
 
 
 class Job:

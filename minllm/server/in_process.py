@@ -13,11 +13,10 @@ from typing import Any
 
 from minllm.engine.async_llm import AsyncLLM
 from minllm.errors import EngineDeadError
-from minllm.server.app import make_app
 from minllm.server.engine_client import EngineClient
 from minllm.server.engine_host import EngineHost
 from minllm.server.options import ServerOptions
-from minllm.server.run import DrainingServer, config
+from minllm.server.run import DrainingServer
 from minllm.server.server import Server
 
 SECONDS = 30
@@ -64,7 +63,7 @@ def serving(llm: AsyncLLM, **options: Any) -> Iterator[Served]:
         engine = LocalEngine(llm)
         await engine.start()
         server = Server(ServerOptions(port=0, **options), engine, None)
-        http = DrainingServer(config(server, make_app(server)))
+        http = DrainingServer(server)
         serving = asyncio.create_task(http.serve())
         while not http.started and not serving.done():
             await asyncio.sleep(0.005)

@@ -22,6 +22,7 @@ from minllm.server.options import ServerOptions
 from minllm.server.server import Server
 
 KEEP_ALIVE_SECONDS = 30
+READ_SECONDS = 1.0  # for clients to read that their requests have ended
 OPEN_FILES = 65_536
 
 
@@ -69,7 +70,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 async def listen(server: Server, listening: socket.socket, announce: Callable[[Server, str], None]) -> None:
     """Accept connections until a signal."""
-    http = DrainingServer(config(server, make_app(server)))
+    http = DrainingServer(server)
     announcing = asyncio.create_task(announce_when_started(http, server, announce))
     try:
         await http.serve([listening])
@@ -82,13 +83,34 @@ def config(server: Server, app: Starlette) -> uvicorn.Config:
     options = server.options
     return uvicorn.Config(
         app, host=options.host, port=options.port, log_level="warning", access_log=False, server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=max(1, int(options.drain_seconds)),
+        timeout_keep_alive=KEEP_ALIVE_SECONDS, timeout_graceful_shutdown=int(options.drain_seconds + READ_SECONDS) + 2,  # never reached
         http=protocol(options.io_seconds), ws="none", loop="none", lifespan="on",
     )  # fmt: skip
 
 
 class DrainingServer(uvicorn.Server):
     """uvicorn's server, which ends normally after a signal, so that the engine is closed after the last answer."""
+
+    def __init__(self, server: Server):
+        super().__init__(config(server, make_app(server)))
+        self._server = server
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, and let open requests finish for drain_seconds."""
+        ending = asyncio.get_running_loop().call_later(self._server.options.drain_seconds, self.end_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    def end_requests(self) -> None:
+        """End open requests with an error, and after READ_SECONDS the connections that have not read it."""
+        self._server.engine.client.end_all("The server is shutting down.")
+        asyncio.get_running_loop().call_later(READ_SECONDS, self._end_connections)
+
+    def _end_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self):
@@ -106,7 +128,9 @@ class DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _take_signal(self, number: int) -> None:
-        self.force_exit, self.should_exit = self.should_exit, True
+        if self.should_exit:
+            self.end_requests()
+        self.should_exit = True
 
 
 async def announce_when_started(http: uvicorn.Server, server: Server, announce: Callable[[Server, str], None]) -> None:

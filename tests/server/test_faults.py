@@ -228,6 +228,20 @@ def test_open_answers_are_finished_before_the_server_ends(llm):
     assert texts[0]["choices"][0]["finish_reason"] == "length" and texts[0]["usage"]["completion_tokens"] == 100
 
 
+def test_answers_that_take_longer_end_with_an_error(llm):
+    with serving(llm, drain_seconds=0.2) as served:
+        client, silent = connected(served), connected(served)
+        client.sendall(request("/v1/completions", BODY | {"stream": True}))
+        silent.sendall(request("/v1/completions", BODY))
+        while served.stats().num_running < 2:
+            time.sleep(0.002)
+    answer = b""
+    while part := client.recv(1 << 16):
+        answer += part
+    assert b'"engine_dead"' in answer and answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert b" 503 " in silent.recv(1 << 16)
+
+
 def test_unknown_paths_and_methods(http):
     assert http.get("/v1/nothing").status_code == 404 and "POST /v1/completions" in http.get("/v1/nothing").json()["error"]["message"]
     assert http.get("/v1/completions").status_code == 405 and http.options("/v1/completions").status_code == 405
