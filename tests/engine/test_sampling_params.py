@@ -116,6 +116,7 @@ def test_values_of_logit_bias(bias):
         (dict(max_tokens=0, min_tokens=1), "min_tokens=1 is not allowed: min_tokens is at most max_tokens=0"),
         (dict(stop="a", detokenize=False), "stop='a' is not allowed: stop is None with detokenize=False"),
         (dict(bad_words=[str(i) for i in range(1025)]), "1025 bad_words were given and at most 1024"),
+        (dict(bad_words=["a", "é" * 257]), "bad_words holds one of 257 characters, and at most 256"),
     ],
 )
 def test_parameters_that_exclude_each_other(params, words):

@@ -7,11 +7,12 @@ vLLM instead bans the last token of the tokenizer's own spelling of a word, at t
 comes out in any other spelling, inside a longer token or in other pieces.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 import numpy as np
 
-from minllm.models.token_texts import TokenTexts
+from minllm.models.token_texts import SEPARATOR, TokenTexts
 
 
 class BadWords:
@@ -19,7 +20,7 @@ class BadWords:
 
     def __init__(self, words: Iterable[str], texts: TokenTexts, hidden: frozenset[int] = frozenset()):
         """words: white space before a word is ignored."""
-        self._words = [word.lstrip().encode() for word in words]
+        self._words = sorted({word.lstrip().encode() for word in words})
         self._texts, self._hidden = texts, hidden
         self._longest = max(map(len, self._words), default=0)
 
@@ -34,8 +35,13 @@ class BadWords:
     def banned_next(self, output_token_ids: list[int]) -> list[int]:
         """The ids that would complete a word of which this output ends with the beginning."""
         end = self._end_of(output_token_ids)
-        rests = {word[size:] for word in self._words for size in range(1, len(word)) if end.endswith(word[:size])}
+        rests = {rest for size in range(1, len(end) + 1) for rest in self._rests_behind(end[-size:])}
         return [token_id for rest in rests for token_id in self._texts.beginning_with(rest) if token_id not in self._hidden]
+
+    def _rests_behind(self, beginning: bytes) -> list[bytes]:
+        """What is missing of the words with this beginning."""
+        first, last = bisect_left(self._words, beginning), bisect_left(self._words, beginning + SEPARATOR)
+        return [word[len(beginning) :] for word in self._words[first:last] if word != beginning]
 
     def __call__(self, output_token_ids: list[int], logits: np.ndarray) -> np.ndarray:
         """The logits, float32 [vocab], with -inf for the tokens of banned_next; always_banned ones are left to the sampler."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MAX_LOGPROBS = 20  # log-probabilities of the whole vocabulary at every step would fill the host's memory
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
+MAX_BAD_WORD = 256  # characters: for each of them, the words are searched before every token
 MAX_COMPLETIONS = 1024
 MIN_TEMPERATURE = 0.01  # a smaller nonzero temperature would overflow the scaled logits
 REPETITION_PENALTIES = 1e-45, 1e38  # in float32 a smaller one is 0 and a larger one infinite
@@ -40,7 +41,7 @@ class SamplingParams:
     logit_bias: numbers from -100 to 100, added to the logits of these token ids; in practice -100 bans a token and 100 forces it.
     allowed_token_ids: only these ids are ever chosen, so the text ends early only if an id that ends it is among them; None allows all.
     bad_words: texts that the output never contains, within longer words too, however they are spelled in tokens; white space before a word
-        is ignored. Slow, as logits_processors are.
+        is ignored. At most 1,024 words of 256 characters each. Slow, as logits_processors are.
     structured_outputs: a StructuredOutputsParams, which says what the whole output must be: JSON of a schema, a match of a regular
         expression, one of several strings, or a text of a grammar. max_tokens and stop strings may end it early.
     logits_processors: functions f(output_token_ids, logits) -> logits, float32 [vocab], called in order before every token. Slow: the
@@ -131,6 +132,8 @@ class SamplingParams:
             refuse("bad_words", self.bad_words, "made of valid Unicode strings that are more than white space")
         if len(words) > MAX_BAD_WORDS:
             raise InvalidRequestError(f"{len(words)} bad_words were given and at most {MAX_BAD_WORDS} are allowed: drop some")
+        if (longest := max(map(len, words), default=0)) > MAX_BAD_WORD:
+            raise InvalidRequestError(f"bad_words holds one of {longest} characters, and at most {MAX_BAD_WORD} are allowed: shorten it")
         return {
             "logit_bias": biases("logit_bias", self.logit_bias, MAX_LOGIT_BIAS),
             "allowed_token_ids": allowed,
