@@ -5,7 +5,7 @@
 # make test-all     run all cases of all tests, for whoever changes kernels (about three times as long), clients of others that pip installs,
 #                   and a server under load for 20 minutes
 # make smoke  say in 90 seconds whether this GPU, its driver and this installation work
-# make test-gpu     run the tests that need a GPU, in eight minutes: for whoever changes a kernel
+# make test-gpu     run the tests that need a GPU, in some ten minutes: for whoever changes a kernel
 # make clean  remove .venv and everything that was built
 # make lessons      execute every lesson as a notebook, and say how long each took
 # make notebooks    write the lessons as executed notebooks, lessons/*.ipynb, and the generated parts of pages
@@ -93,7 +93,7 @@ test: $(TEST_STAMP) $(if $(CUDA),test-gpu)
 # to themselves in one, which xdist replaces if a test hangs.
 test-gpu: $(TEST_STAMP)
 	@echo "Compiling the kernels of the GPU's tests"
-	$(THREADS) $(PYTEST) tests/gpu --compile-only -q -n auto --dist=loadgroup $(NONE_IS_FINE)
+	$(THREADS) $(PYTEST) tests/gpu --compile-only -q -n auto --dist=worksteal $(NONE_IS_FINE)
 	@echo "Testing"
 	$(THREADS) $(PYTEST) tests/gpu -m 'not alone' -n auto --dist=loadgroup --durations=25 $(NONE_IS_FINE)
 	$(PYTEST) tests/gpu -m alone -n 1 --durations=5 $(NONE_IS_FINE)

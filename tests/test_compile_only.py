@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from minllm import LLM
 from minllm.engine.build import plan, precompile
 from minllm.kernels.activation.silu import silu_and_multiply
+from minllm.kernels.all_reduce.one_shot import one_shot
+from minllm.kernels.all_reduce.peers import Peers, allocate
 from minllm.ops.dry_run_ops import DryRunOps
 from minllm.runtime.device import Device
 from minllm.runtime.dry_run import Addresses, dry_run
 from minllm.runtime.memory import DeviceMemory
+from minllm.runtime.peer_devices import PeerDevices
 from tests.engine.models import model_directory
 from tests.gpu import compile_only
 
@@ -43,6 +47,17 @@ def test_a_launch_compiles_once_for_its_types_and_a_result_ends_the_test(compile
         with pytest.raises(compile_only.Compiled):
             out.copy_to_host()
     assert compiled == ["silu_and_multiply_vector_kernel"] * 2
+
+
+def test_ranks_of_one_process_take_no_memory_and_load_no_kernel(compiled):
+    devices, x = object.__new__(PeerDevices), np.ones(64, np.float32)
+    devices.devices, devices.streams, devices.most_blocks = [MagicMock()] * 2, [None] * 2, None
+    with compile_only.compiling():
+        peers = [Peers(rank, (allocate(2, 1 << 50, lambda size, dtype: devices.zeros(0, size, dtype)),) * 2) for rank in range(2)]
+        launches = [one_shot(devices.array(rank, x), devices.zeros(rank, x.shape, x.dtype), peers[rank]) for rank in range(2)]
+        devices.load(launches)
+        devices.launch(launches)
+    assert compiled == ["one_shot_kernel"]
 
 
 @pytest.fixture

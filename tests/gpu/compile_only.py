@@ -1,8 +1,9 @@
-"""Compile the kernels of the selected tests on all cores, and run none: `pytest tests/gpu --compile-only -n auto --dist=loadgroup`.
+"""Compile the kernels of the selected tests on all cores, and run none: `pytest tests/gpu --compile-only -n auto --dist=worksteal`.
 
 Each test runs up to its first result. A launch compiles its kernel into the disk cache instead of executing it, an engine compiles its
 kernels instead of loading its weights, and the first array that is read from the GPU ends the test. Kernels that a test launches later are
-compiled when it runs. Processes skip the kernels that others are compiling.
+compiled when it runs. Processes skip the kernels that others are compiling, and groups of tests are divided among them: nothing runs, and
+the memory of ranks is not allocated.
 """
 
 import contextlib
@@ -29,8 +30,10 @@ from minllm.runtime.array import DeviceArray
 from minllm.runtime.compile_worker import compile_one
 from minllm.runtime.device import describe_device
 from minllm.runtime.disk_cache import is_cached
-from minllm.runtime.dry_run import Signature, types_key
+from minllm.runtime.dry_run import Addresses, Signature, types_key
 from minllm.runtime.kernel import Launch
+from minllm.runtime.memory import DeviceMemory
+from minllm.runtime.peer_devices import PeerDevices
 
 GENERATION = ("generate", "logits", "perplexity", "beam_search", "contrastive_search")  # of an engine on the CPU, an oracle here
 seen = set()  # kernels with the keys of their arguments' types
@@ -83,10 +86,13 @@ class CompileOnly:
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """Within this context launches compile, and results end a test."""
+    addresses = DeviceMemory(Addresses())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Launch, "__call__", lambda launch, *arguments: compile_launch(launch, arguments))
         patch.setattr(Launch, "clusters_at_a_time", clusters_at_a_time)
         patch.setattr(DeviceArray, "copy_to_host", end)
+        patch.setattr(PeerDevices, "zeros", lambda devices, rank, shape, dtype: addresses.empty(shape, dtype))
+        patch.setattr(PeerDevices, "load", lambda *_: None)
         patch.setattr(precompile, "compile_ahead", compile_engine)
         patch.setattr("minllm.engine.llm.load_ranks", compile_ranks)
         for name in GENERATION:

@@ -1,6 +1,6 @@
 """The tests of this folder need a CUDA device; without one they are skipped with a reason. Processes share the GPU:
 
-    python -m pytest tests/gpu -n auto --dist=loadgroup --compile-only      the kernels, on all cores, into the disk cache
+    python -m pytest tests/gpu -n auto --dist=worksteal --compile-only      the kernels, on all cores, into the disk cache
     python -m pytest tests/gpu -n auto --dist=loadgroup -m "not alone"
     python -m pytest tests/gpu -n 1 -m alone                                what needs the GPU to itself
 
