@@ -35,7 +35,7 @@ def greedy(ops, family, prompt, count):
 @pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
 def test_greedy_tokens_are_those_of_numpy(family):
     prompt = [5, 1, 7, 36, 2]
-    assert greedy(CudaOps("float32", simulated=True), family, prompt, 30) == greedy(NumpyOps("float32"), family, prompt, 30)
+    assert greedy(CudaOps("float32", simulated=True), family, prompt, 12) == greedy(NumpyOps("float32"), family, prompt, 12)
 
 
 @pytest.mark.parametrize("make_ops", [

@@ -102,7 +102,7 @@ def test_tensors_are_where_bitsandbytes_puts_them(tmp_path):
 def test_compensation_halves_what_int4_costs(tmp_path, request):
     """In perplexity of some unseen text. By default the text of calibration is fixed too: the package's own changes with every commit."""
     ids, found, whole = None, {}, minllm.held_out_text()
-    text, tokens, unseen = (None, TOKENS, 6000) if request.config.option.exhaustive else (whole[6000:], 4096, 3000)
+    text, tokens, unseen = (None, TOKENS, 6000) if request.config.option.exhaustive else (whole[6000:], 2048, 3000)
     for method in ("round", "gptq"):
         quantize(bundled_model(), tmp_path / method, "int4", method, text, tokens)
         with LLM(tmp_path / method, device="cpu", max_model_len=512) as llm:

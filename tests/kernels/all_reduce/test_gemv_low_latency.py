@@ -57,22 +57,22 @@ def test_eight_ranks(small_blocks):
 
 def test_blocks_loop_over_longer_rows(small_blocks, monkeypatch):
     monkeypatch.setattr(module, "BLOCKS", 1)
-    check_gemv(301, 8, FLOAT32, SimulatedRanks(2, 4096))
+    check_gemv(131, 8, FLOAT32, SimulatedRanks(2, 4096))
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_hundred_in_a_row(count, small_blocks):
+def test_twenty_in_a_row(count, small_blocks):
     """In place, so that each reads what the last one wrote: a word that is lost, or of another all-reduce, would stay in the row."""
     n, peers = 4, simulated_peers(count, 64)
     first, weights = np.arange(1, n + 1, dtype=np.float32)[None], shifting_weights(count, n)
     xs = [first.copy() for _ in range(count)]
     launches = list(zip(*(gemv_low_latency(x, weight, x, own) for x, weight, own in zip(xs, weights, peers)), strict=True))
-    for number in range(1, 101):
+    for number in range(1, 21):
         for together in launches:
             launch_together(together, detect=False)
         for x in xs:
             np.testing.assert_array_equal(x, np.roll(first, -number))
-    assert all((own.own.counters == 100).all() and not own.own.fault[0] for own in peers)
+    assert all((own.own.counters == 20).all() and not own.own.fault[0] for own in peers)
 
 
 def test_a_rank_may_be_one_all_reduce_ahead(small_blocks):
