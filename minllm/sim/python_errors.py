@@ -1,7 +1,6 @@
 """Explain Python's errors in a kernel: the line that raised them, and what a GPU would do there."""
 
-import linecache
-import traceback
+import dis
 
 import numpy as np
 
@@ -18,23 +17,26 @@ KNOWN = {
 
 
 def explained(error, thread):
-    """A Python error in a kernel as a SimulationError with its position; the error itself if the kernel raises or asserts."""
-    frame, line = place_of_error(error)
-    if isinstance(error, AssertionError) or linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise"):
-        return error
+    """A Python error in a kernel as a SimulationError with its position; the error itself, with a note, if the kernel raises or asserts."""
+    frame, line, instruction = place_of_error(error)
     where = f"{file_of(frame.f_code)}:{line} in {frame.f_code.co_name}, {thread.block}, thread {tuple(thread.index)}"
+    if dis.opname[frame.f_code.co_code[instruction]] == "RAISE_VARARGS":
+        error.add_note(f"The kernel raises it ({where}); a GPU reports it only if the kernel is compiled with debug=True.")
+        return error
     return SimulationError(f"{reason(error)} ({where})")
 
 
 def place_of_error(error):
-    """(frame, line) of the innermost call of kernel code, without the simulator's and NumPy's calls from there."""
+    """(frame, line, instruction) of the innermost call of kernel code, without the simulator's and NumPy's calls from there."""
     found = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        own = is_own(frame.f_code.co_filename)
+    first = step = error.__traceback__
+    while step is not None:
+        own = is_own(step.tb_frame.f_code.co_filename)
         if own and found is not None:
             break
-        found = found if own else (frame, line)
-    return found or next(traceback.walk_tb(error.__traceback__))
+        found, step = found if own else step, step.tb_next
+    found = found or first
+    return found.tb_frame, found.tb_lineno, found.tb_lasti
 
 
 def reason(error):

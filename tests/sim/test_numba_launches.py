@@ -368,3 +368,19 @@ def test_launches_take_tensors_on_the_host():
     with simulated_launches():
         twice[2, 32](Tensor(x), Tensor(out))
     np.testing.assert_array_equal(out, 2 * x)
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_what_a_kernel_raises_or_asserts_comes_with_its_thread(engine):
+    @cuda.jit
+    def refuse(x):
+        if x[cuda.grid(1)] > 6: raise ValueError("more than 6")  # fmt: skip # noqa: E701
+
+    @cuda.jit
+    def check(x):
+        assert x[cuda.grid(1)] < 7, "more than 6"
+
+    for kernel, kind in ((refuse, ValueError), (check, AssertionError)):
+        with pytest.raises(kind, match="^more than 6\n") as raised:
+            simulate(kernel, 1, 8, np.arange(8.0), engine=engine)
+        assert f"in {kernel.__name__}, block (0, 0, 0), thread (7, 0, 0)" in raised.value.__notes__[0]
