@@ -49,7 +49,7 @@ class CheckedArray(NDArrayOperatorsMixin):
 
     __slots__ = (
         *("data", "shape", "ndim", "size", "dtype", "itemsize", "integer", "signed"),
-        *("space", "base", "name", "address", "flat", "gaps", "quick"),
+        *("space", "base", "name", "address", "flat", "gaps", "quick", "fields"),
     )
 
     __hash__ = object.__hash__
@@ -61,6 +61,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         self.integer, self.signed, self.itemsize = dtype.kind in "iu", dtype.kind == "i", dtype.itemsize
         # A non-negative int below this is a valid index without further checks; this is the common case.
         self.quick = self.size if self.ndim == 1 and dtype.names is None else 0
+        self.fields = {}  # the arrays that `field` has made
         self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
         self.flat = None if data.flags.c_contiguous else bytes_between(data)  # None until it is first needed
         self.gaps = self.flat is not None and self.flat.size != data.nbytes
@@ -211,6 +212,8 @@ class CheckedArray(NDArrayOperatorsMixin):
         """Indexing of a structured array: a Record, a field of all records, or a slice."""
         if isinstance(index, str):
             return self.field(index)
+        if type(index) is int and self.ndim == 1 and 0 <= index < self.size:
+            return Record(self, index)
         indices = self.check(index)
         if self.selects_part(index):
             found = self.data[indices]
@@ -219,10 +222,12 @@ class CheckedArray(NDArrayOperatorsMixin):
 
     def field(self, name):
         """A field of all records, as an array."""
-        if name not in self.dtype.names:
-            fail(f"the {self} has no field {name!r}: {', '.join(self.dtype.names)}")
-        found = self.data[name]
-        return self.part(found, self.offset(found))
+        if name not in self.fields:
+            if name not in self.dtype.names:
+                fail(f"the {self} has no field {name!r}: {', '.join(self.dtype.names)}")
+            found = self.data[name]
+            self.fields[name] = self.part(found, self.offset(found))
+        return self.fields[name]
 
     def offset(self, part):
         """Bytes from this array's first element to that of a part of it."""

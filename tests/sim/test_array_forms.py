@@ -7,6 +7,7 @@ from numba import boolean, cuda, float32, uint64
 
 from minllm.errors import SimulationError
 from minllm.sim import simulate
+from minllm.sim.arrays import CheckedArray
 
 BOTH = pytest.mark.parametrize("detect", [False, True])
 
@@ -96,6 +97,19 @@ def test_records_by_element_and_by_field(detect):
     simulate(kernel, 1, 3, r, other, detect=detect)
     assert r["a"].tolist() == [9, 11, 12] and r["b"].tolist() == [0.5, 1, 1.5] and r["c"][:, 1].tolist() == [9, 11, 12]
     assert (other == r).all()
+
+
+@BOTH
+def test_the_array_of_a_field_is_made_once(detect, monkeypatch):
+    def kernel(r):
+        for _ in range(50):
+            r[0].a += 1
+
+    made, make = [], CheckedArray.__init__
+    monkeypatch.setattr(CheckedArray, "__init__", lambda self, *given: made.append(self) or make(self, *given))
+    simulate(kernel, 1, 1, r := np.zeros(1, POINT), detect=detect)
+    assert r["a"][0] == 50
+    assert len(made) < 5  # making one takes as long as ten accesses
 
 
 def test_a_missing_field_is_named():
