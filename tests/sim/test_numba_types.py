@@ -427,3 +427,20 @@ def test_casts_and_classes_of_bfloat16_and_floats_of_text():
     out, nan = np.zeros(3, np.uint64), np.zeros(1)
     simulate(kernel, 1, 1, out, nan)
     assert out.tolist() == [3, 3, 2**64 - 1] and np.isnan(nan[0])
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_isinstance_goes_by_the_type_of_numba(engine):
+    def classes(small, large, out):
+        i = cuda.grid(1)
+        out[i, 0] = isinstance(small[i], float)
+        out[i, 1] = isinstance(large[i], float)
+        out[i, 2] = isinstance(int32(i), (int, tuple))
+        out[i, 3] = isinstance(i, int)
+        v = i
+        if isinstance(i, float):
+            v = 0.5  # Numba drops this branch
+        out[i, 4] = isinstance(v, int)
+
+    simulate(classes, 1, 8, np.zeros(8, np.float32), np.zeros(8), out := np.zeros((8, 5), bool), engine=engine)
+    assert (out == [False, True, False, True, True]).all()

@@ -130,11 +130,7 @@ class Writer:
         value = self.found.values.get(node)
         if value is not None and value.constant is not None:
             return value.constant.value
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Eq, ast.NotEq)) and len(node.ops) == 1:
-            left, right = self.constant(node.left), self.constant(node.comparators[0])
-            if isinstance(left, str) or isinstance(right, str):  # which inference leaves to the kernel
-                return (left == right) == isinstance(node.ops[0], ast.Eq)
-        return None
+        return self.found.taken.get(node)
 
     def natural(self, text, kind):
         """The source of a number that leaves the lanes: one of type uint64 is not negative."""
@@ -152,8 +148,6 @@ class Writer:
         if value is None:
             self.refuse(node, "an expression of unknown type")
         known = value.constant
-        if known is None and (folded := self.constant(node)) is not None:
-            return repr(folded)
         acts = isinstance(node, ast.Call) and known is not None and known.value is None
         if known is not None and not acts and (text := self.literal(known.value)) is not None:
             return self.cast_steps(node, text)

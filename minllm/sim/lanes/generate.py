@@ -222,7 +222,7 @@ class Function(Writer):
     def do_If(self, node):
         known = self.known_test(node)
         if known is not None:
-            self.block(node.body if known else node.orelse)
+            self.known_branch(node, "body" if known else "orelse")
             return
         for arm in ("body", "orelse"):
             if any(not is_integer(wanted) for _, wanted in self.found.edges.get((node, arm), ())):
@@ -251,6 +251,20 @@ class Function(Writer):
             self.region = region
         self.line(f"L.mask = {before} if {yes} is {before} or {no} is {before} else joined({yes}, {no})" if gone else f"L.mask = {before}")
 
+    def known_branch(self, node, arm):
+        """Write the only arm of a branch that lanes take; the other one may have decided types of variables."""
+        parts = node.test
+        while isinstance(parts, ast.UnaryOp):
+            parts = parts.operand
+        if node.test in self.found.taken and isinstance(parts, ast.BoolOp):
+            self.line(self.logical(parts))  # what it does besides: loads, calls
+        self.block(getattr(node, arm))
+        if self.found.edges.get((node, arm)):
+            self.line("if L.mask is not False:")
+            self.depth += 1
+            self.edge((node, arm))
+            self.depth -= 1
+
     def edge(self, edge):
         """Write the casts of variables at the end of a path."""
         for name, wanted in self.found.edges.get(edge, ()):
@@ -261,6 +275,7 @@ class Function(Writer):
     def do_For(self, node):
         if node.orelse:
             self.refuse(node, "for with else")
+        self.check_end(node)
         self.edge((node, "before"))
         call, value = node.iter, self.found.values.get(node.iter)
         if isinstance(call, ast.Call) and self.constant(call.func) is range:
@@ -278,18 +293,27 @@ class Function(Writer):
     def do_While(self, node):
         if node.orelse:
             self.refuse(node, "while with else")
+        if self.found.taken.get(node.test) is False:
+            self.line("pass")
+            return
+        self.check_end(node)
         self.edge((node, "before"))
-        loop, value = self.new_name(), self.found.values.get(node.test)
+        loop = self.new_name()
         self.line(f"{loop} = L.begin()")
         self.line(f"while {loop}.enter():")
 
         def begin():
-            if value is None or value.constant is None or not value.constant.value:
+            if not self.constant(node.test):
                 self.line(f"if {loop}.ends({self.test(node.test)}): break")
                 self.line(f"r{self.region.number} = L.mask")
 
         self.body(node, begin)
         self.line(f"L.finish({loop})")
+
+    def check_end(self, node):
+        """Refuse a loop after which a variable has another type than at its last test."""
+        if self.found.edges.get((node, "orelse")):
+            self.refuse(node, "a variable that has another type after a break")
 
     def body(self, node, begin):
         """Write a loop's body."""

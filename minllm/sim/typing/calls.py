@@ -12,11 +12,13 @@ import numpy as np
 
 from minllm.machine.numba_cuda import _Intrinsic, types
 from minllm.sim.typing.arithmetic import MAXIMA, NUMPY_SCALARS, ROUND_TO, TO_INTEGERS, binary, replacement
+from minllm.sim.typing.branches import pruning
 from minllm.sim.typing.expressions import AXIS, Expressions, Method, among
 from minllm.sim.typing.refusals import is_builtin, refused_call
 from minllm.sim.typing.rules import call_signature, element_type, intrinsic_signature, method_overload_of, overload_of
 from minllm.sim.typing.values import (
     UNKNOWN,
+    Constant,
     Value,
     is_float,
     is_integer,
@@ -72,6 +74,16 @@ class Calls(Expressions):
         """Pairs (expression, Value) of positional arguments; empty if one of them is an unpacked tuple."""
         return () if any(isinstance(argument, ast.Starred) for argument in node.args) else zip(node.args, values)
 
+    def instance(self, node, value, classes):
+        """The Value of isinstance(x, classes), which Numba decides by the type of x: an int32 is no int, and a float32 no float."""
+        names = [one.constant and one.constant.value for one in classes.items or (classes,)]
+        kind = numba_type(value)
+        if kind is None or not all(any(name is one for one in CLASSES) for name in names):
+            return self.unknown_call(node, [value, classes])
+        found = any(kind == CLASSES[name] or (name is tuple and isinstance(kind, types.BaseTuple)) for name in names)
+        self.found.calls[node] = ALWAYS[found]
+        return Value(types.boolean, 1, constant=Constant(found, prunes=True))
+
     def unknown_call(self, node, arguments):
         """The Value of a call of an unknown function."""
         self.settle(node, arguments)
@@ -103,7 +115,7 @@ class Calls(Expressions):
             return Value(wanted)
         result = of_type(wanted)
         if is_integer(value.type) and not value.wide and not must_cast(value, wanted):
-            return result._replace(bits=value.bits, constant=value.constant)
+            return result._replace(bits=value.bits, constant=value.constant and Constant(value.constant.value))
         return result
 
     def check_call(self, node, called, kinds, signature):
@@ -186,11 +198,12 @@ class Calls(Expressions):
         if called is sum and len(arguments) == 1 and arguments[0].items and all(is_integer(one.type) for one in arguments[0].items):
             return functools.reduce(lambda total, one: binary(operator.add, total, one)[0], arguments[0].items, of_constant(0))
         if called is len and arguments[0].items is not None:
-            return of_constant(len(arguments[0].items))
+            length = of_constant(len(arguments[0].items))
+            return pruning(length) if self.is_parameter(node.args[0]) else length
         if called is numba.cuda.const.array_like:
             return arguments[0]
-        if called is isinstance:  # numba-cuda decides by classes, of which its typing context knows nothing
-            return self.unknown_call(node, arguments)
+        if called is isinstance:
+            return self.instance(node, *arguments)
         kinds, named_kinds = tuple(map(numba_type, arguments)), {name: numba_type(value) for name, value in named.items()}
         if None in (*kinds, *named_kinds.values()):
             self.check_call(node, called, (*kinds, None), None)
@@ -263,6 +276,10 @@ class Calls(Expressions):
         if all(is_float(value.type) for value in arguments) and types.float16 not in [value.type for value in arguments]:
             self.found.calls[node] = MAXIMA[called]
         return Value(result)
+
+
+CLASSES = {int: types.int64, float: types.float64, complex: types.complex128, bool: types.boolean, tuple: types.BaseTuple}
+ALWAYS = {True: lambda *_: True, False: lambda *_: False}
 
 
 def is_computed(node):

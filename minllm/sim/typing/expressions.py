@@ -1,6 +1,7 @@
 """The types of a function's expressions, and the casts that they need; those of calls are in calls.py."""
 
 import ast
+import functools
 import math
 import operator
 
@@ -9,6 +10,8 @@ import numba.cuda
 from minllm.machine.numba_cuda import types
 from minllm.sim.numba_cuda_mlir import of_numba_cuda
 from minllm.sim.typing.arithmetic import BINARY, COMPARISONS, UNARY, binary, comparison, replacement, unary
+from minllm.sim.typing.branches import Branches, pruning
+from minllm.sim.typing.nodes import nodes_in
 from minllm.sim.typing.refusals import refused_construct, refused_field, refused_number
 from minllm.sim.typing.rules import attribute_type, call_signature
 from minllm.sim.typing.values import (
@@ -44,7 +47,7 @@ def among(value, group):
     return any(value is one for one in group)
 
 
-class Expressions:
+class Expressions(Branches):
     """Finds the Value of every expression of one function except calls, and records casts and replaced operators in `self.found`.
 
     A subclass keeps `variables`, {name: Value}, and `missed`, the names that were read and are no variables yet. It implements
@@ -79,13 +82,13 @@ class Expressions:
     # Names and constants
 
     def Constant(self, node):
-        return of_constant(node.value)
+        return pruning(of_constant(node.value))
 
     def Name(self, node):
         if node.id in self.variables:
             return self.variables[node.id]
         self.missed.add(node.id)
-        return self.outer(node.id)
+        return pruning(self.outer(node.id))
 
     def Tuple(self, node):
         items = self.items_of(node.elts)
@@ -121,7 +124,8 @@ class Expressions:
                 return UNKNOWN
         self.check_field(node, owner.type, name)
         if isinstance(owner.type, types.Array):
-            return self.array_attribute(owner, name)
+            found = self.array_attribute(owner, name)
+            return pruning(found) if name == "ndim" and self.is_parameter(node.value) else found
         found = None if owner.type is None else attribute_type(owner.type, name)
         return UNKNOWN if found is None else of_type(found)
 
@@ -199,7 +203,7 @@ class Expressions:
         self.replace_operator(node, left, right, result)
         if isinstance(node.right, ast.Constant) and (why := refused_number(node)):
             self.refuse(node, why)
-        return result
+        return folded_by_python(node, result)
 
     def check_operator(self, node, result, *operands):
         """Raise SimulationError for an operator of numbers that numba-cuda does not compile, such as `x | 1` of a float."""
@@ -224,48 +228,64 @@ class Expressions:
         self.found.wraps[node] = wrap
         if result.type == types.boolean and isinstance(node.op, ast.Invert):
             self.found.calls[node] = ast.Not()
-        return result
+        return folded_by_python(node, result)
+
+    def is_parameter(self, node):
+        """Whether an expression is a parameter of the function."""
+        return isinstance(node, ast.Name) and node.id in self.found.arguments
 
     def Compare(self, node):
         if len(node.ops) > 1:
-            for operand in (node.left, *node.comparators):
-                self.settled(operand)
-            return Value(types.boolean, 1)
+            values = [self.settled(operand) for operand in (node.left, *node.comparators)]
+            return Value(types.boolean, 1, constant=self.known_comparison(node, values))
         left, right, operation = self.value(node.left), self.value(node.comparators[0]), type(node.ops[0])
-        if operation in (ast.Is, ast.IsNot):
-            known = left.constant is not None or left.type is not None
-            constant = Constant((left == NOTHING) == (operation is ast.Is)) if right == NOTHING and known else None
-            return Value(types.boolean, 1, constant=constant)
+        known = self.known_comparison(node, (left, right))
+        if operation in (ast.Is, ast.IsNot) and known is None and right == NOTHING and (left.constant is not None or left.type is not None):
+            known = Constant((left == NOTHING) == (operation is ast.Is))
         if operation not in COMPARISONS:
-            return Value(types.boolean, 1)
+            return Value(types.boolean, 1, constant=known)
         result, casts = comparison(COMPARISONS[operation], left, right)
         self.cast(node.left, left, casts[0])
         self.cast(node.comparators[0], right, casts[1])
-        return result
+        return result if known is None else result._replace(constant=known)
 
     def BoolOp(self, node):
         stop = isinstance(node.op, ast.Or)
-        result = None
+        kept = []
         for operand in node.values:
             value = self.settled(operand)
-            known = None if value.constant is None else bool(value.constant.value)
+            known = self.taken(operand)
             if known is (not stop) and operand is not node.values[-1]:
                 continue  # it decides nothing
-            result = value if result is None else merge(result, value)
+            kept.append((operand, value))
             if known is stop:
                 break
-        return result
+        merged = functools.reduce(merge, (value for _, value in kept))
+        for operand, value in kept:
+            if is_scalar(merged.type) and changes_type(value, merged.type):
+                self.cast(operand, self.found.values[operand], merged.type)
+        return merged
 
     def IfExp(self, node):
-        test = self.settled(node.test)
-        if test.constant is not None:
-            return self.value(node.body if test.constant.value else node.orelse)
+        taken = self.tested(node.test)
+        if taken is not None:
+            return self.value(node.body if taken else node.orelse)
         body, other = self.value(node.body), self.value(node.orelse)
         merged = merge(body, other)
         if is_scalar(merged.type):
             self.to_type(node.body, body, merged.type)
             self.to_type(node.orelse, other, merged.type)
         return merged
+
+
+def folded_by_python(node, value):
+    """The Value of an operator; Python computes one of literals before Numba sees it."""
+    if not all(isinstance(one, (ast.Constant, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop)) for one in nodes_in(node)):
+        return value
+    negates = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant)
+    if negates and value.type == types.float64:
+        value = value._replace(constant=Constant(-node.operand.value))
+    return pruning(value)
 
 
 def item(owner, index, node):

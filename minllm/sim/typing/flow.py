@@ -199,9 +199,9 @@ class Flow(FlowExpressions):
         self.assign(node.target, term)
 
     def do_If(self, node):
-        value = self.values.get(node.test)
-        if value is not None and value.constant is not None:
-            self.statements(node.body if value.constant.value else node.orelse)
+        known = self.known(node.test)
+        if known is not None:
+            self.statements(node.body if known else node.orelse)
             return
         self.seen, outer = set(), self.seen
         self.used(node.test)
@@ -220,6 +220,13 @@ class Flow(FlowExpressions):
             self.enter(tests if len(reached) == 1 else frozenset(), before)
         self.variables = self.joined(reached)
 
+    def known(self, test):
+        """Whether a condition is always (True) or never (False) taken; None if that depends on the launch."""
+        if test in self.found.taken:
+            return self.found.taken[test]
+        value = self.values.get(test)
+        return None if value is None or value.constant is None else bool(value.constant.value)
+
     def joined(self, paths):
         """The variables where paths meet."""
         if not paths:
@@ -231,6 +238,9 @@ class Flow(FlowExpressions):
         return made
 
     def do_While(self, node):
+        if self.found.taken.get(node.test) is False:
+            self.statements(node.orelse)
+            return
         self.loop(node, lambda: self.used(node.test))
 
     def do_For(self, node):

@@ -220,9 +220,9 @@ class FlowExpressions:
         return self.combined("-" if minus else "+", *operands)
 
     def on_IfExp(self, node):
-        known = self.values[node.test].constant
+        known = self.known(node.test)
         if known is not None:
-            return self.expression(node.body if known.value else node.orelse)
+            return self.expression(node.body if known else node.orelse)
         self.used(node.test)
         if is_cheap(node.body) and is_cheap(node.orelse):
             return self.meet([self.expression(node.body), self.expression(node.orelse)])

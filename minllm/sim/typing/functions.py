@@ -25,6 +25,7 @@ from minllm.sim.typing.source import function_tree
 from minllm.sim.typing.values import (
     NOTHING,
     UNKNOWN,
+    Constant,
     Value,
     changes_type,
     is_integer,
@@ -51,7 +52,8 @@ class Inference:
     edges: {end of a branch: [(variable, type)]}. placeholders: {statement: {variable that may have no value, but takes part in a shuffle:
     type}}. operators: {BinOp or AugAssign: a function or Guard that stands for its operator}. names: the globals and closure of the
     function when it was inferred. result: a Value. arguments: {parameter: Value}. augmented: {AugAssign: type of its result}. inlined: the
-    calls among `called` of functions without an emulation. contraction: which sums are fused with a product (contraction.py), or None.
+    calls among `called` of functions without an emulation. taken: {condition: whether Numba takes its branch when it compiles}, for those
+    that it knows (branches.py). contraction: which sums are fused with a product (contraction.py), or None.
     has_floats: whether an operator of the function's own gives a float.
     """
 
@@ -60,7 +62,7 @@ class Inference:
         self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
         self.placeholders, self.operators = {}, {}
         self.values, self.called, self.augmented = {}, {}, {}
-        self.methods, self.inlined = set(), set()
+        self.methods, self.inlined, self.taken = set(), set(), {}
         self.contraction, self.has_floats = None, False
         self.result = UNKNOWN
 
@@ -122,7 +124,8 @@ def coarse(value):
         return value._replace(items=items, constant=value.constant if items == value.items else None)
     if is_integer(value.type):
         return Value(value.type, next(bits for bits in KEPT_BITS if bits >= value.bits), value.wide)
-    return value._replace(constant=None) if is_scalar(value.type) else value
+    known = value.constant is not None and value != NOTHING
+    return value._replace(constant=None if is_scalar(value.type) else Constant(value.constant.value)) if known else value
 
 
 def in_order(call, function, count):
@@ -313,9 +316,9 @@ class Walk(Calls):
         raise SimulationError(f"{why} ({file_of(code)}:{node.lineno} in {code.co_name})")
 
     def do_If(self, node):
-        test = self.settled(node.test)
-        if test.constant is not None:
-            self.block(node.body if test.constant.value else node.orelse)
+        taken = self.tested(node.test)
+        if taken is not None:
+            self.block(node.body if taken else node.orelse)
             return
         start = dict(self.variables)
         self.block(node.body)
@@ -325,7 +328,10 @@ class Walk(Calls):
         self.variables = self.join([(body, (node, "body")), (self.variables, (node, "orelse"))])
 
     def do_While(self, node):
-        self.loop(node, lambda: self.settled(node.test))
+        if self.tested(node.test) is False:
+            self.block(node.orelse)
+            return
+        self.loop(node, lambda: self.tested(node.test))
 
     def do_For(self, node):
         display = ast.Tuple(node.iter.elts, node.iter.ctx) if isinstance(node.iter, ast.List) else node.iter  # Numba unrolls either
@@ -356,8 +362,7 @@ class Walk(Calls):
             if state is not None:
                 self.found.edges[edge] = casts_between(state, kept, must_cast) + casts_between(state, inner, changes_type)
         self.partial |= header.keys() - entry.keys()
-        endless = test is not None and test.constant is not None and test.constant.value
-        self.variables = None if endless else dict(header)
+        self.variables = None if test is True else dict(header)  # a loop without an end
         if self.variables is not None:
             self.block(node.orelse)
         self.variables = self.join([(self.variables, (node, "orelse")), *paths[0]])

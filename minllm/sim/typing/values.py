@@ -12,15 +12,18 @@ AXIS_BITS = 31  # axes of arrays in the simulator are shorter than 2**31
 
 
 class Constant:
-    """An object that is known at inference: a function, a module, a number of a closure."""
+    """An object that is known at inference: a function, a module, a number of a closure.
 
-    __slots__ = ("value",)
+    prunes: whether Numba decides a condition with it before it infers types (branches.py).
+    """
 
-    def __init__(self, value):
-        self.value = value
+    __slots__ = ("prunes", "value")
+
+    def __init__(self, value, prunes=False):
+        self.value, self.prunes = value, prunes
 
     def __eq__(self, other):
-        same_type = type(self) is type(other) and type(self.value) is type(other.value)
+        same_type = type(self) is type(other) and type(self.value) is type(other.value) and self.prunes == other.prunes
         return same_type and (self.value is other.value or (type(self.value) in (int, bool, float) and self.value == other.value))
 
     def __hash__(self):
@@ -45,7 +48,7 @@ class Value(NamedTuple):
 
 
 UNKNOWN = Value()
-NOTHING = Value(types.none, constant=Constant(None))
+NOTHING = Value(types.none, constant=Constant(None, prunes=True))
 
 
 # Classes of Numba's types are abstract base classes, of which `isinstance` takes several times as long as a look-up.
@@ -156,11 +159,19 @@ def changes_type(value, wanted):
     return value.type != wanted and must_cast(value, wanted)
 
 
+def met(first, second):
+    """The Constant of a variable that has either of two: of two assignments of the same number, one that decides no condition."""
+    if first is second or first is None or second is None:
+        return first if first is second else None
+    first, second = Constant(first.value), Constant(second.value)
+    return first if first == second else None
+
+
 def merge(first, second):
     """The Value of a variable that has either of two Values."""
+    constant = met(first.constant, second.constant)
     if first == second:
-        return first
-    constant = first.constant if first.constant == second.constant else None
+        return first if constant is first.constant else first._replace(constant=constant)
     if is_scalar(first.type) and is_scalar(second.type):
         type = common_type(first.type, second.type)
         if not is_scalar(type):

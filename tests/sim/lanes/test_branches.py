@@ -294,3 +294,19 @@ def test_the_engine_of_the_context_and_of_the_environment(monkeypatch):
     monkeypatch.setenv("MINLLM_SIM_ENGINE", "fibres")
     with pytest.raises(SimulationError, match="engine 'fibres'; the simulator has 'lanes' and 'threads'"):
         ran()
+
+
+def test_a_variable_that_a_break_leaves_with_another_type():
+    def kernel(x, out):
+        i = cuda.grid(1)
+        v = x[i]
+        for _ in range(3):
+            if i > 100:
+                v = 0.5
+                break
+        out[i] = v
+
+    x = np.full(8, 2**53 + 1)
+    compare(kernel, 1, 8, x, out := np.zeros(8, np.int64))
+    simulate(kernel, 1, 8, x, out)
+    assert set(out) == {2**53}  # a float64 also in threads that do not break
