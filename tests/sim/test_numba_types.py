@@ -430,6 +430,19 @@ def test_casts_and_classes_of_bfloat16_and_floats_of_text():
 
 
 @pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_abs_of_the_least_integer_is_that_integer_of_its_type(engine):
+    def sums(small, large, out):
+        i = cuda.grid(1)
+        out[i, 0] = abs(small[i]) * 100
+        out[i, 1] = int32(abs(small[i]))
+        out[i, 2] = abs(large[i]) + 1
+
+    small, large = np.full(8, -128, np.int8), np.full(8, -(2**31), np.int32)
+    simulate(sums, 1, 8, small, large, out := np.zeros((8, 3), np.int64), engine=engine)
+    assert (out == [-12800, -128, 1 - 2**31]).all()
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
 def test_isinstance_goes_by_the_type_of_numba(engine):
     def classes(small, large, out):
         i = cuda.grid(1)

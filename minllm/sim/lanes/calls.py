@@ -155,7 +155,12 @@ def absolute(writer, node, value, arguments, named):
     """Write abs(x)."""
     if not is_scalar(value.type):
         writer.refuse(node, "abs of something that is not a number")
-    return arguments[0] if value.type == types.uint64 else f"abs({arguments[0]})"
+    if value.type == types.uint64:
+        return arguments[0]
+    text = f"abs({arguments[0]})"
+    if writer.found.calls.get(node) is None:
+        return text
+    return writer.integer_cast(value.type, value.type, text, node in writer.carried.nodes)
 
 
 @form(int)

@@ -262,7 +262,10 @@ class Calls(Expressions):
         value = of_type(result)
         if called is abs and is_integer(result):
             bits = min(arguments[0].bits, range_bits(result) + result.signed)
-            return value._replace(bits=bits, wide=result.signed and bits >= range_bits(result))
+            leaves = result.signed and bits >= range_bits(result)  # that of the least integer
+            if leaves and result.bitwidth < 64:
+                self.found.calls[node] = result
+            return value._replace(bits=bits, wide=leaves and result.bitwidth == 64)
         return value
 
     def extremum(self, node, called, arguments, result):
