@@ -49,7 +49,7 @@ class CheckedArray(NDArrayOperatorsMixin):
 
     __slots__ = (
         *("data", "shape", "ndim", "size", "dtype", "itemsize", "integer", "signed"),
-        *("space", "base", "name", "address", "flat", "gaps", "quick", "fields"),
+        *("space", "base", "name", "address", "between", "gaps", "quick", "fields"),
     )
 
     __hash__ = object.__hash__
@@ -63,8 +63,8 @@ class CheckedArray(NDArrayOperatorsMixin):
         self.quick = self.size if self.ndim == 1 and dtype.names is None else 0
         self.fields = {}  # the arrays that `field` has made
         self.address = base if space == "shared" else None  # address of the first byte; None until it is first needed
-        self.flat = None if data.flags.c_contiguous else bytes_between(data)  # None until it is first needed
-        self.gaps = self.flat is not None and self.flat.size != data.nbytes
+        self.between = None if data.flags.c_contiguous else bytes_between(data)  # None until it is first needed
+        self.gaps = self.between is not None and self.between.size != data.nbytes
 
     def part(self, data, offset):
         """A slice or view of this array as a CheckedArray; data: its elements, offset: bytes from the start of this array."""
@@ -131,6 +131,12 @@ class CheckedArray(NDArrayOperatorsMixin):
         return self.reshape(self.size)
 
     @property
+    def flat(self):
+        """All elements along one axis."""
+        self.check_contiguous("indexed by .flat")
+        return self.ravel()
+
+    @property
     def strides(self):
         """Bytes from one element to the next along each axis."""
         return self.data.strides
@@ -138,9 +144,9 @@ class CheckedArray(NDArrayOperatorsMixin):
     @property
     def flat_bytes(self):
         """A uint8 view from the first element to the last, gaps included."""
-        if self.flat is None:
-            self.flat = bytes_between(self.data)
-        return self.flat
+        if self.between is None:
+            self.between = bytes_between(self.data)
+        return self.between
 
     @property
     def span(self):
@@ -271,8 +277,8 @@ class CheckedArray(NDArrayOperatorsMixin):
             if self.selects_part(index):
                 self[index].fill(value)
                 return
-            if isinstance(value, Record) and value._array.dtype == self.dtype:  # all bytes, those between the fields too
-                self.bytes_of_elements()[indices] = value._array.bytes_of_elements()[value._index]
+            if isinstance(value, Record) and value.simulated_array.dtype == self.dtype:  # all bytes, those between the fields too
+                self.bytes_of_elements()[indices] = value.simulated_array.bytes_of_elements()[value.simulated_index]
                 return
             if not self.data.flags.writeable:
                 fail(f"a write to the {self}, which is read-only")
@@ -320,7 +326,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         kind: what the caller does with the bytes at once, "read", "write" or "atomic". thread: the accessing thread, by default the running
         one.
         """
-        start, flat = int(index) * self.itemsize, self.flat if self.flat is not None else self.flat_bytes
+        start, flat = int(index) * self.itemsize, self.between if self.between is not None else self.flat_bytes
         if start < 0 or start + count > flat.size:
             fail(f"{count} bytes at element {int(index)} are out of bounds for the {self} of {self.size} elements")
         if self.address is None:

@@ -4,11 +4,11 @@
 class Record:
     """One record; reads and writes of its fields access the array that holds it."""
 
-    __slots__ = ("_array", "_index")
+    __slots__ = ("simulated_array", "simulated_index")  # no field has such a name
 
     def __init__(self, array, index):
-        object.__setattr__(self, "_array", array)
-        object.__setattr__(self, "_index", index)
+        object.__setattr__(self, "simulated_array", array)
+        object.__setattr__(self, "simulated_index", index)
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -19,12 +19,13 @@ class Record:
         self[name] = value
 
     def __getitem__(self, name):
-        return self._array.field(self._name(name))[self._index]
+        return self.simulated_array.field(name_of(self.simulated_array, name))[self.simulated_index]
 
     def __setitem__(self, name, value):
-        field = self._array.field(self._name(name))
-        field[self._index] = value
+        field = self.simulated_array.field(name_of(self.simulated_array, name))
+        field[self.simulated_index] = value
 
-    def _name(self, name):
-        """The name of a field given by its name or number."""
-        return self._array.dtype.names[name] if isinstance(name, int) else name
+
+def name_of(array, name):
+    """The name of a field given by its name or number."""
+    return array.dtype.names[name] if isinstance(name, int) else name

@@ -265,3 +265,34 @@ def test_tensors_on_the_host_are_arrays(engine):
     x, out = np.arange(37, dtype=np.float32), np.zeros(37, np.float32)
     simulate(twice, 2, 32, Tensor(x), Tensor(out), engine=engine)
     np.testing.assert_array_equal(out, 2 * x)
+
+
+@BOTH
+def test_fields_with_the_names_of_the_simulators_attributes(detect):
+    names = ["data", "base", "name", "fields", "notes", "values", "root", "_index"]
+
+    def kernel(r):
+        i = cuda.threadIdx.x
+        r.data[i] = r.base[i] = r.name[i] = i + 1
+        r.fields[i] = r.notes[i] = r.values[i] = r.root[i] = i + 1
+        r[i]._index = r._index[i] + i + 1
+
+    simulate(kernel, 1, 3, r := np.zeros(3, [(name, np.float64) for name in names]), detect=detect)
+    assert all(r[name].tolist() == [1, 2, 3] for name in names)
+
+
+@pytest.mark.parametrize("engine", ["lanes", "threads"])
+def test_the_elements_of_an_array_are_counted_and_unpacked(engine):
+    def kernel(x, out):
+        i = cuda.threadIdx.x
+        first, second = x[1]
+        out[i] = x.flat[i] + 10 * first + 100 * second
+
+    simulate(kernel, 1, 8, np.arange(8.0).reshape(4, 2), out := np.zeros(8), engine=engine)
+    assert out.tolist() == [320 + i for i in range(8)]
+
+    def of_columns(x, out):
+        out[0] = x[:, 0].flat[0]
+
+    with pytest.raises(SimulationError, match=r"has gaps: it cannot be indexed by .flat"):
+        simulate(of_columns, 1, 1, np.arange(8.0).reshape(4, 2), out)

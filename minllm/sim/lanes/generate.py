@@ -203,6 +203,8 @@ class Function(Writer):
                 value = "t"
             self.line(f"{name} = {value} if L.mask is r{home.number} else L.put({name}, {value})")
         elif isinstance(target, (ast.Tuple, ast.List)):
+            if kind is not None and self.is_array(kind):
+                self.refuse(target, "elements of an array as a tuple")
             for number, element in enumerate(target.elts):
                 self.assign(element, f"{value}[{number}]", kind.items[number] if kind is not None and kind.items else None)
         elif isinstance(target, ast.Subscript):

@@ -123,6 +123,8 @@ class Expressions(Branches):
             except AttributeError:
                 return UNKNOWN
         self.check_field(node, owner.type, name)
+        if is_record_array(owner.type) and name in owner.type.dtype.fields:
+            self.found.fields.add(node)
         if isinstance(owner.type, types.Array):
             found = self.array_attribute(owner, name)
             return pruning(found) if name == "ndim" and self.is_parameter(node.value) else found
@@ -141,11 +143,13 @@ class Expressions(Branches):
             return Value(items=(AXIS,) * array.type.ndim)
         if name == "ndim":
             return of_constant(array.type.ndim)
-        if isinstance(array.type.dtype, types.Record) and name in array.type.dtype.fields:
+        if is_record_array(array.type) and name in array.type.dtype.fields:
             found = attribute_type(array.type, name)
             return UNKNOWN if found is None else Value(found)
         if name in ("size", "nbytes", "itemsize"):
             return AXIS
+        if name == "flat":
+            return Value(types.Array(array.type.dtype, 1, "C"))
         if name == "dtype":
             return Value(constant=Constant(array.type.dtype))
         return array if name == "T" else Value(constant=Constant(Method(array, name)))
@@ -276,6 +280,11 @@ class Expressions(Branches):
             self.to_type(node.body, body, merged.type)
             self.to_type(node.orelse, other, merged.type)
         return merged
+
+
+def is_record_array(kind):
+    """Whether a Numba type is that of an array of records."""
+    return isinstance(kind, types.Array) and isinstance(kind.dtype, types.Record)
 
 
 def folded_by_python(node, value):

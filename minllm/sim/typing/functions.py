@@ -53,8 +53,8 @@ class Inference:
     type}}. operators: {BinOp or AugAssign: a function or Guard that stands for its operator}. names: the globals and closure of the
     function when it was inferred. result: a Value. arguments: {parameter: Value}. augmented: {AugAssign: type of its result}. inlined: the
     calls among `called` of functions without an emulation. taken: {condition: whether Numba takes its branch when it compiles}, for those
-    that it knows (branches.py). contraction: which sums are fused with a product (contraction.py), or None.
-    has_floats: whether an operator of the function's own gives a float.
+    that it knows (branches.py). fields: attributes that are fields of arrays of records. contraction: which sums are fused with a product
+    (contraction.py), or None. has_floats: whether an operator of the function's own gives a float.
     """
 
     def __init__(self, function, tree, arguments, device):
@@ -62,7 +62,7 @@ class Inference:
         self.casts, self.wraps, self.calls, self.devices, self.edges, self.names = {}, {}, {}, {}, {}, {}
         self.placeholders, self.operators = {}, {}
         self.values, self.called, self.augmented = {}, {}, {}
-        self.methods, self.inlined, self.taken = set(), set(), {}
+        self.methods, self.inlined, self.taken, self.fields = set(), set(), {}, set()
         self.contraction, self.has_floats = None, False
         self.result = UNKNOWN
 
@@ -70,7 +70,7 @@ class Inference:
     def edited(self):
         """Whether the function needs changed code, or its own copies of global arrays."""
         arrays = any(isinstance(value, np.ndarray) for value in self.names.values())
-        changes = self.casts, self.calls, self.operators, self.devices, self.placeholders, *(self.contraction or ())
+        changes = self.casts, self.calls, self.operators, self.devices, self.placeholders, self.fields, *(self.contraction or ())
         return arrays or any(changes) or any(self.wraps.values()) or any(self.edges.values())
 
 

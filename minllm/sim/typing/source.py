@@ -130,6 +130,8 @@ class Editor:
             new = self.copy_fields(node)
         if isinstance(node, ast.Call):
             new = self.copy_call(node, new)
+        if node in self.found.fields:  # an attribute of the simulator's array may have this name
+            new = ast.copy_location(ast.Subscript(new.value, ast.Constant(node.attr), new.ctx), node)
         if isinstance(node, ast.BinOp):
             new = self.copy_operator(node, new.left, new.right)
         elif node in self.contraction.pairs and isinstance(node, ast.expr):
