@@ -14,6 +14,7 @@ from minllm.machine.numba_cuda import _Intrinsic, types
 from minllm.sim.typing.arithmetic import MAXIMA, NUMPY_SCALARS, ROUND_TO, TO_INTEGERS, binary, replacement
 from minllm.sim.typing.branches import pruning
 from minllm.sim.typing.expressions import AXIS, Expressions, Method, among
+from minllm.sim.typing.nested import Nested
 from minllm.sim.typing.refusals import is_builtin, refused_call
 from minllm.sim.typing.rules import call_signature, element_type, intrinsic_signature, method_overload_of, overload_of
 from minllm.sim.typing.values import (
@@ -62,6 +63,8 @@ class Calls(Expressions):
         if isinstance(called, type) and issubclass(called, tuple) and hasattr(called, "_fields"):
             items = [*arguments, *(named[field] for field in called._fields[len(arguments) :] if field in named)]
             return Value(items=tuple(items), fields=called._fields) if len(items) == len(called._fields) else UNKNOWN
+        if isinstance(called, Nested):
+            return self.call_nested(node, called, arguments, named)
         if hasattr(called, "py_func"):
             return self.call_device(node, called, arguments, named)
         if isinstance(called, _Intrinsic):
@@ -197,6 +200,10 @@ class Calls(Expressions):
             return self.power(node, *arguments)
         if called is sum and len(arguments) == 1 and arguments[0].items and all(is_integer(one.type) for one in arguments[0].items):
             return functools.reduce(lambda total, one: binary(operator.add, total, one)[0], arguments[0].items, of_constant(0))
+        if called is sum and len(arguments) == 1 and arguments[0].items and all(is_scalar(one.type) for one in arguments[0].items):
+            self.settle(node, arguments)
+            self.found.calls[node] = sum_of_floats
+            return of_type(types.float64)
         if called is len and arguments[0].items is not None:
             length = of_constant(len(arguments[0].items))
             return pruning(length) if self.is_parameter(node.args[0]) else length
@@ -279,6 +286,11 @@ class Calls(Expressions):
         if all(is_float(value.type) for value in arguments) and types.float16 not in [value.type for value in arguments]:
             self.found.calls[node] = MAXIMA[called]
         return Value(result)
+
+
+def sum_of_floats(items):
+    """sum(items) of a tuple with floats: Numba begins with an integer 0, which makes a float64 of a float32."""
+    return functools.reduce(operator.add, map(np.float64, items), np.float64(0))
 
 
 CLASSES = {int: types.int64, float: types.float64, complex: types.complex128, bool: types.boolean, tuple: types.BaseTuple}

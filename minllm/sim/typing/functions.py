@@ -19,6 +19,7 @@ from minllm.sim.typing.arithmetic import BINARY, COUNTER_BITS, binary
 from minllm.sim.typing.calls import Calls
 from minllm.sim.typing.contraction import contracted
 from minllm.sim.typing.expressions import iterated
+from minllm.sim.typing.nested import NestedFunctions
 from minllm.sim.typing.refusals import refused_construct
 from minllm.sim.typing.rules import best_signature
 from minllm.sim.typing.source import function_tree
@@ -138,7 +139,7 @@ def in_order(call, function, count):
     return [*call.args, *map(named.get, left)]
 
 
-class Walk(Calls):
+class Walk(NestedFunctions, Calls):
     """One walk over a function's statements; `variables` is None after a return, break or continue."""
 
     def __init__(self, function, tree, arguments, device=True, declared=None):
@@ -151,6 +152,7 @@ class Walk(Calls):
         self.missed = set()  # names that were read and are no variables yet: of globals, or assigned further down in a loop
         self.closure = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
         self.of_names = {}  # the Values of names that `outer` has found
+        self.nested = {}  # {definition: Nested} of functions inside of the function
 
     def run(self):
         """Walk over the function; returns its Inference."""
@@ -159,6 +161,7 @@ class Walk(Calls):
             self.returns.append((None, NOTHING))
         if self.returns:
             self.found.result = self.result()
+        self.check_nested()
         return self.found
 
     def result(self):
@@ -258,9 +261,6 @@ class Walk(Calls):
 
     def do_Raise(self, node):
         self.variables = None
-
-    def do_FunctionDef(self, node):
-        self.variables[node.name] = UNKNOWN
 
     def do_Return(self, node):
         self.returns.append((node.value, NOTHING if node.value is None else self.value(node.value)))

@@ -72,7 +72,9 @@ def with_numba_constants(code, filename):
 
 
 def numba_constant(constant):
-    """A literal with Numba's type: np.float64 for a float, also inside tuples."""
+    """A literal with Numba's type: np.float64 for a float, also inside tuples and nested functions."""
+    if isinstance(constant, python_types.CodeType):
+        return with_numba_constants(constant, constant.co_filename)
     if type(constant) is float:
         return np.float64(constant)
     if type(constant) is tuple:
