@@ -14,6 +14,8 @@ from minllm.errors import SimulationError
 from minllm.sim import simulate
 from minllm.sim.engines import ENGINES
 
+pytestmark = pytest.mark.filterwarnings("ignore:the source of")  # some kernels are made by exec
+
 TABLE = np.array([3, 1, 4, 1, 5], np.int32)
 
 

@@ -457,3 +457,24 @@ def test_isinstance_goes_by_the_type_of_numba(engine):
 
     simulate(classes, 1, 8, np.zeros(8, np.float32), np.zeros(8), out := np.zeros((8, 5), bool), engine=engine)
     assert (out == [False, True, False, True, True]).all()
+
+
+def test_a_kernel_with_an_assertion_has_types_in_a_test():
+    def tripled(x, out):
+        assert x[0] < 1, "pytest rewrites this line"
+        v = x[0]
+        for _ in range(3):
+            v = v * 3
+        out[0] = v
+
+    x = np.full(1, 0.1, np.float32)
+    assert result_of(tripled, x) == float(x[0]) * 27
+
+
+def test_a_kernel_without_a_source_is_named():
+    made = {}
+    exec("def tripled(x, out):\n    out[0] = x[0] * 3\n", made)
+    with pytest.warns(
+        UserWarning, match=r"the source of tripled \(<string>:1\) is not available.*: the simulator computes with NumPy's types"
+    ):
+        result_of(made["tripled"], np.ones(1))

@@ -57,6 +57,11 @@ def of_a_range(x):
         x[i] = i
 
 
+def allocated(x):
+    y = np.zeros(3)
+    x[0] = y[0]
+
+
 def mixed(x):
     x[0] = max(x[0], True)
 
@@ -139,6 +144,7 @@ REFUSED = {
     of_math: "numba-cuda has no math.cbrt",
     of_python: "numba-cuda does not know any",
     of_a_range: "numba-cuda does not know reversed",
+    allocated: "numba-cuda allocates no array in a kernel, as np.zeros does: take cuda.local.array",
     mixed: "numba-cuda has no max for float64, bool",
     smallest: r"numba-cuda has no min for array\(float64, 1d, C\)",
     shuffled: "numba-cuda has no shfl_sync for int64, uint32, int64",

@@ -15,7 +15,7 @@ from minllm.sim.typing.arithmetic import MAXIMA, NUMPY_SCALARS, ROUND_TO, TO_INT
 from minllm.sim.typing.branches import pruning
 from minllm.sim.typing.expressions import AXIS, Expressions, Method, among
 from minllm.sim.typing.nested import Nested
-from minllm.sim.typing.refusals import is_builtin, refused_call
+from minllm.sim.typing.refusals import is_builtin, refused_allocation, refused_call
 from minllm.sim.typing.rules import call_signature, element_type, intrinsic_signature, method_overload_of, overload_of
 from minllm.sim.typing.values import (
     UNKNOWN,
@@ -192,6 +192,8 @@ class Calls(Expressions):
         """The Value of a call of a builtin, or of a function of math, libdevice or numba.cuda."""
         if called is range:
             return self.range(node, arguments)
+        if why := refused_allocation(called):
+            self.refuse(node, why)
         if called is enumerate and arguments and (inner := self.elements(node, arguments[0])) is not UNKNOWN:
             return Value(element=Value(items=(AXIS, inner)))
         if called is zip:

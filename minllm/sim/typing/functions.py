@@ -8,6 +8,7 @@ import ast
 import builtins
 import functools
 import inspect
+import warnings
 
 import numpy as np
 
@@ -93,6 +94,8 @@ def inference(function, arguments, device=True, declared=None):
     if key not in made:
         made[key] = None
         tree = function_tree(function)
+        if tree is None:
+            warn_without_source(function)
         bound = None if tree is None else bind(tree, function, arguments)
         try:
             made[key] = None if bound is None else Walk(function, tree, bound, device, declared).run()
@@ -100,6 +103,15 @@ def inference(function, arguments, device=True, declared=None):
             del made[key]
             raise
     return made[key]
+
+
+def warn_without_source(function):
+    """Warn that a function runs without Numba's types."""
+    code = function.__code__
+    what = f"the source of {function.__name__} ({file_of(code)}:{code.co_firstlineno}) is not available, or was edited after its import"
+    warnings.warn(
+        f"{what}: the simulator computes with NumPy's types, and numbers may differ from a GPU's. Run it from a file.", stacklevel=2
+    )
 
 
 def bind(tree, function, arguments):

@@ -7,6 +7,7 @@ import ast
 import functools
 
 import numpy as np
+from numba import config
 from numba.cuda import stubs
 from numba.cuda.descriptor import cuda_target
 
@@ -30,6 +31,8 @@ CONSTRUCTS = {
     ast.Set: "a set",
     ast.SetComp: "a set",
 }
+ALLOCATING = [np.array, np.zeros, np.empty, np.ones, np.full, np.arange, np.linspace]
+ALLOCATING += [np.zeros_like, np.empty_like, np.ones_like, np.full_like]
 INSTEAD = {
     "a list": ": take a tuple, or cuda.local.array",
     "try": ": test for the condition before",
@@ -64,6 +67,14 @@ def refused_call(called, kinds, signature):
         return None
     name = called.__qualname__ if isinstance(called, type) else called.__name__
     return f"numba-cuda has no {'np.' * isinstance(called, np.ufunc)}{name} for {', '.join(map(str, kinds))}"
+
+
+def refused_allocation(called):
+    """Why numba-cuda does not compile a call of a function of NumPy that allocates an array, or None."""
+    allocates = any(called is one for one in ALLOCATING)
+    if not allocates or not HAS_NUMBA_CUDA or getattr(config, "CUDA_ENABLE_NRT", False):
+        return None
+    return f"numba-cuda allocates no array in a kernel, as np.{called.__name__} does: take cuda.local.array or cuda.shared.array"
 
 
 def is_builtin(called):

@@ -16,6 +16,7 @@ from minllm.sim.typing.nodes import nodes_in
 from minllm.sim.typing.products import LEFT
 from minllm.sim.unassigned import unassigned
 
+PYTEST = "@pytest_ar"  # a name in functions whose assertions pytest has rewritten
 LAMBDA = "<lambda>"  # Python's name of all lambdas
 
 
@@ -61,7 +62,8 @@ def function_tree(function):
     code, filename = function.__code__, function.__code__.co_filename
     linecache.checkcache(filename)
     tree, compiled = functions_of("".join(linecache.getlines(filename)), filename).get(place_of(code), (None, None))
-    return tree if compiled == code else None
+    rewritten = PYTEST in code.co_names  # assertions of tests
+    return tree if compiled == code or (rewritten and compiled is not None) else None
 
 
 @functools.lru_cache(4096)
