@@ -74,7 +74,7 @@ class Writer:
         self.made, self.by_threads = 0, False  # by_threads: whether the simulator's threads execute some instruction
         self.chosen = {}  # {a if c else b, of arrays: the arm for which a statement is being written}
         code = inference.function.__code__
-        self.local_names = set(code.co_varnames) | set(code.co_cellvars)
+        self.local_names = set(filter(str.isidentifier, (*code.co_varnames, *code.co_cellvars)))  # without those of pytest's assertions
 
     def refuse(self, node, what):
         """Raise NotInLanes, with the place of a node."""
