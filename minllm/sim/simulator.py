@@ -36,7 +36,7 @@ from minllm.sim.typing.rules import element_type
 from minllm.sim.watchdog import watched
 
 LARGEST_BLOCK, LARGEST_BLOCK_Z = 1024, 64  # threads
-LARGEST_GRID_Y = 65_535  # blocks, along y or z
+LARGEST_GRID_X, LARGEST_GRID_Y = 2**31 - 1, 65_535  # blocks; the second along y or z
 HOST_OF_DLPACK = 1  # kDLCPU in dlpack.h
 standing_monitors = []  # functions that are called at every launch and return a Monitor for it
 
@@ -227,8 +227,8 @@ def check_launch(grid, block, shared_bytes, bounds):
     """
     if min(*grid, *block) < 1:
         raise SimulationError(f"a grid of {tuple(grid)} blocks of {tuple(block)} threads; a GPU takes at least 1 along each axis")
-    if grid.y > LARGEST_GRID_Y or grid.z > LARGEST_GRID_Y:
-        raise SimulationError(f"a grid of {tuple(grid)} blocks; a GPU takes {LARGEST_GRID_Y} along y and along z")
+    if grid.x > LARGEST_GRID_X or grid.y > LARGEST_GRID_Y or grid.z > LARGEST_GRID_Y:
+        raise SimulationError(f"a grid of {tuple(grid)} blocks; a GPU takes {LARGEST_GRID_Y} along y and along z, {LARGEST_GRID_X} along x")
     if block.x * block.y * block.z > LARGEST_BLOCK or block.z > LARGEST_BLOCK_Z:
         raise SimulationError(f"a block of {tuple(block)} threads; a GPU takes {LARGEST_BLOCK} in all, and {LARGEST_BLOCK_Z} along z")
     if not (isinstance(shared_bytes, numbers.Integral) and 0 <= shared_bytes <= SHARED_MEMORY_BYTES):

@@ -18,6 +18,7 @@ SIZE, SHAPE = 8, (2, 4)
         (1, 2048, r"a block of \(2048, 1, 1\) threads; a GPU takes 1024 in all"),
         (1, (1, 1, 128), "and 64 along z"),
         ((1, 70_000), 1, "a GPU takes 65535 along y and along z"),
+        (2**31, 1, "and along z, 2147483647 along x"),
         (20 // 32, 32, r"a grid of \(0, 1, 1\) blocks of \(32, 1, 1\) threads; a GPU takes at least 1 along each axis"),
         (1, (32, 0), r"\(32, 0, 1\) threads; a GPU takes at least 1"),
         (-1, 32, r"a grid of \(-1, 1, 1\) blocks"),
