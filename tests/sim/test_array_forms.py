@@ -296,3 +296,21 @@ def test_the_elements_of_an_array_are_counted_and_unpacked(engine):
 
     with pytest.raises(SimulationError, match=r"has gaps: it cannot be indexed by .flat"):
         simulate(of_columns, 1, 1, np.arange(8.0).reshape(4, 2), out)
+
+
+@BOTH
+def test_a_field_by_its_name_has_its_type(detect):
+    def kernel(r, out):
+        i = cuda.threadIdx.x
+        b = r["b"]
+        v = b[i] if i > 0 else 0.5  # a float64
+        out[i] = v * v
+        cuda.atomic.add(r["a"], i, 1)
+        out[i] += r[i]["b"] * 3
+
+    r, out = np.zeros(3, POINT), np.zeros(3)
+    r["b"] = 0.1
+    simulate(cuda.jit(debug=True, opt=False)(kernel), 1, 3, r, out, detect=detect)
+    wide = float(np.float32(0.1))
+    assert out.tolist() == [0.25 + wide * 3] + 2 * [wide * wide + wide * 3]
+    assert r["a"].tolist() == [1, 1, 1]

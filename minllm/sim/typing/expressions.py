@@ -156,8 +156,10 @@ class Expressions(Branches):
 
     def Subscript(self, node):
         owner, index = self.value(node.value), self.index(node.slice)
-        if index.constant is not None and type(index.constant.value) is str:
+        if index.constant is not None and type(index.constant.value) is str and owner.type is not None:
             self.check_field(node, owner.type, index.constant.value)
+            field = attribute_type(owner.type, index.constant.value)
+            return UNKNOWN if field is None else Value(field) if isinstance(field, types.Array) else of_type(field)
         if owner.items is not None:
             found = item(owner, index, node.slice)
             return self.elements(node, owner) if found is None else found
