@@ -55,3 +55,18 @@ def test_calls_with_arguments_of_different_types_are_refused():
         SimulationError, match=r"with arguments of different types.* outside, with @cuda.jit\(device=True\) \(.*:\d+ in kernel"
     ):
         simulate(kernel, 1, 1, np.ones(1, np.float32), np.zeros(1))
+
+
+def test_a_function_that_changes_variables_of_the_kernel_runs():
+    def kernel(out):
+        number = 1.5
+
+        def change():
+            nonlocal number
+            number = 2.5
+
+        change()
+        out[0] = number
+
+    simulate(kernel, 1, 1, out := np.zeros(1))
+    assert out[0] == 2.5

@@ -18,7 +18,9 @@ class NestedFunctions:
     """Finds the casts inside of nested functions, which Python runs with one code for all calls."""
 
     def nested_function(self, node):
-        """The Value of a definition."""
+        """The Value of a definition; one that changes variables outside of it is not followed."""
+        if any(isinstance(one, ast.Nonlocal) for one in nodes_in(node)):
+            return UNKNOWN
         found = self.nested.setdefault(node, Nested(node, self.function))
         return Value(constant=Constant(found))
 
