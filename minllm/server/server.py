@@ -90,7 +90,7 @@ class Generation:
     def __init__(self, job: Job, times: list[RequestTimes], completions: list[int], deadlines: DeadlineAdmission | None = None):
         """completions: their number in each request."""
         self._job, self._times, self._deadlines = job, times, deadlines
-        self.open = completions  # of each request, those that have not ended
+        self.open = completions  # the completions of each request that have not ended
         self.heads: list[Head | None] = [None] * len(times)
         self.num_generated = [0] * len(times)
 

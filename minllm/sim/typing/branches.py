@@ -10,16 +10,11 @@ import ast
 import operator
 
 from minllm.machine.numba_cuda import types
-from minllm.sim.typing.arithmetic import BINARY
+from minllm.sim.typing.arithmetic import BINARY, COMPARISONS
 from minllm.sim.typing.values import NOTHING, UNKNOWN, Constant, Value, is_scalar
 
 OPERATORS = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+    **COMPARISONS,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
     ast.In: lambda item, container: item in container,
@@ -37,7 +32,7 @@ class Branches:
                 known.append(self.tested(operand))
                 if known[-1] is stop:
                     break
-            found = stop if stop in known else None if None in known else not stop
+            found = decision(known, stop)
             self.found.casts.pop(node, None)
             self.found.values[node] = Value(types.boolean, 1, constant=self.folded_logic(node, stop))
         else:
@@ -54,8 +49,7 @@ class Branches:
             inner = self.taken(node.operand)
             return None if inner is None else not inner
         if isinstance(node, ast.BoolOp):
-            known, stop = list(map(self.taken, node.values)), isinstance(node.op, ast.Or)
-            return stop if stop in known else None if None in known else not stop
+            return decision(list(map(self.taken, node.values)), isinstance(node.op, ast.Or))
         value = self.found.values.get(node)
         if isinstance(node, ast.BinOp):
             return decided(BINARY.get(type(node.op)), self.found.values.get(node.left, UNKNOWN), self.found.values.get(node.right, UNKNOWN))
@@ -78,13 +72,18 @@ class Branches:
         """The Constant of a comparison or a chain of them, for the Values of its operands, if Numba knows it; else None."""
         values = [self.with_array(*parts) for parts in zip((node.left, *node.comparators), values)]
         pairs = [compared(*parts, self.device) for parts in zip(node.ops, values, values[1:])]
-        found = False if False in pairs else None if None in pairs else True
+        found = decision(pairs, False)
         return None if found is None else Constant(found, prunes=True)
 
     def with_array(self, node, value):
         """The Value of an operand; that of an array from outside of the function gets it as its constant."""
         outside = isinstance(node, ast.Name) and node.id not in self.variables and value.constant is None
         return Value(constant=Constant(self.found.names.get(node.id), prunes=True)) if outside and node.id in self.found.names else value
+
+
+def decision(known, stop):
+    """The truth of `and` (stop=False: one False decides) or `or` (True) for that of its operands, of which None are not known."""
+    return stop if stop in known else None if None in known else not stop
 
 
 def compared(operation, left, right, device):

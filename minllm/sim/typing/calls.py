@@ -271,7 +271,7 @@ class Calls(Expressions):
         value = of_type(result)
         if called is abs and is_integer(result):
             bits = min(arguments[0].bits, range_bits(result) + result.signed)
-            leaves = result.signed and bits >= range_bits(result)  # that of the least integer
+            leaves = result.signed and bits >= range_bits(result)  # abs of the least integer is beyond the type
             if leaves and result.bitwidth < 64:
                 self.found.calls[node] = result
             return value._replace(bits=bits, wide=leaves and result.bitwidth == 64)
