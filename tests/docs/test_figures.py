@@ -44,9 +44,12 @@ ELSEWHERE = {  # page: {figure: why no row carries it}
         **dict.fromkeys(["1.3 µs", "51.9 µs", "1,772 µs", "4,520 µs", "4,554 µs"], PRINTED),
         **dict.fromkeys(["1,943 µs", "2,783 µs", "3,571 µs"], PRINTED),
         **dict.fromkeys(["2.32 ms", "36.4 µs", "54.0 µs", "59.4 µs", "320.1 µs"], PRINTED.replace("H200", "H100")),
-        **dict.fromkeys(["33.4 µs", "172 µs"], PRINTED.replace("one H200", "two H200s")),
+        **dict.fromkeys(["33.4 µs", "172 µs", "24.6 ms"], PRINTED.replace("one H200", "two H200s")),
     },
-    "gpus.md": {"382 GB/s": "a copy between two H200s, 2026-11-29", "313 GB/s": "bytes over times, of two rows"},
+    "gpus.md": {
+        "382 GB/s": "a copy between two H200s, 2026-11-29", "313 GB/s": "bytes over times, of two rows",
+        **dict.fromkeys(["26.3 ms", "27.7 ms"], PRINTED.replace("one H200", "two H200s")),
+    },
     "frameworks.md": {
         **dict.fromkeys(["71.9 s", "34.9 s", "19 s", "382 ms", "59.7 ms", "8.46 ms", "49.4 ms"], "others', by its table"),
         **dict.fromkeys(["3.49 ms", "0.575 ms"], "a floor: bytes over the rate of a copy"),
