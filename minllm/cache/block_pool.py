@@ -6,6 +6,7 @@ counts: policies track which tokens are in a block, and `kv_cache.KVCache` has t
 """
 
 import heapq
+from collections.abc import Iterable
 
 from minllm.errors import CacheError, OutOfMemoryError
 
@@ -60,35 +61,44 @@ class BlockPool:
         """The number of holders of a block."""
         return self._holders[block]
 
-    def take(self) -> int:
-        """Take the lowest free block, with one holder. Raises OutOfMemoryError if none is free."""
-        if not self._free:
-            raise OutOfMemoryError(f"all {self.num_blocks} blocks of the KV cache are taken: free a sequence first")
-        block = heapq.heappop(self._free)
-        self._is_free[block] = False
-        self._holders[block] = 1
-        self._num_held += 1
-        return block
+    def take(self, count: int) -> list[int]:
+        """Take the lowest free blocks, with one holder each. Raises OutOfMemoryError, and takes none, if fewer are free."""
+        if count > len(self._free):
+            raise OutOfMemoryError(
+                f"{count} blocks of the KV cache are needed, and {len(self._free)} of {self.num_blocks} are free: free a sequence first"
+            )
+        blocks = [heapq.heappop(self._free) for _ in range(count)]
+        for block in blocks:
+            self._is_free[block] = False
+            self._holders[block] = 1
+        self._num_held += count
+        return blocks
 
-    def hold(self, block: int) -> None:
-        """Add a holder to a held or idle block. Raises CacheError for a free one."""
-        if self._is_free[block]:
-            raise CacheError(f"block {block} is free: nobody can share what is in it; take() gives a free block")
-        self._num_held += self._holders[block] == 0
-        self._holders[block] += 1
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a holder to held or idle blocks. Raises CacheError for a free one."""
+        for block in blocks:
+            if self._is_free[block]:
+                raise CacheError(f"block {block} is free: nobody can share what is in it; take() gives free blocks")
+            self._num_held += self._holders[block] == 0
+            self._holders[block] += 1
 
-    def release(self, block: int) -> bool:
-        """Remove a holder; returns whether none is left. Raises CacheError if there was none."""
-        if self._holders[block] == 0:
-            raise CacheError(f"block {block} has no holder: it was released before")
-        self._holders[block] -= 1
-        self._num_held -= self._holders[block] == 0
-        return self._holders[block] == 0
+    def release(self, blocks: Iterable[int]) -> list[int]:
+        """Remove a holder of each block; returns the blocks that have none left. Raises CacheError if one had none."""
+        idle = []
+        for block in blocks:
+            if self._holders[block] == 0:
+                raise CacheError(f"block {block} has no holder: it was released before")
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                self._num_held -= 1
+                idle.append(block)
+        return idle
 
-    def give_back(self, block: int) -> None:
-        """Make an idle block free. Raises CacheError for a held or free one."""
-        if self._holders[block] or self._is_free[block]:
-            state = "free already" if self._is_free[block] else f"held by {self._holders[block]}"
-            raise CacheError(f"block {block} cannot be given back: it is {state}")
-        self._is_free[block] = True
-        heapq.heappush(self._free, block)
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Make idle blocks free. Raises CacheError for a held or free one."""
+        for block in blocks:
+            if self._holders[block] or self._is_free[block]:
+                state = "free already" if self._is_free[block] else f"held by {self._holders[block]}"
+                raise CacheError(f"block {block} cannot be given back: it is {state}")
+            self._is_free[block] = True
+            heapq.heappush(self._free, block)

@@ -9,7 +9,7 @@ A promise (`max_tokens` of `reserve`) is a number of blocks, not particular ones
 still need. Promised blocks stay free until they are taken, or keep the contents of a prefix cache.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -66,8 +66,7 @@ class PagedPolicy(CachePolicy):
         if needed + revived > self.num_available:
             raise self._no_room(sequence, wanted, needed + revived)
         self._check_window(sequence, wanted if max_tokens else 0)
-        for block in found:
-            self._hold(block)
+        self._hold(found)
         hit = len(found) * self.block_size
         holding = Holding(list(token_ids[:hit]), found, wanted if max_tokens else 0, tenant, committed_blocks=len(found))
         self._admit(sequence, holding)
@@ -94,7 +93,7 @@ class PagedPolicy(CachePolicy):
             raise self._no_room(sequence, num_tokens, copies + new)
         if copies:
             self._copy_block(sequence, holding, known)
-        holding.blocks.extend(self._take() for _ in range(new))
+        holding.blocks.extend(self._take(new))
         return True
 
     def append(self, sequence: Hashable, token_ids: Many[int]) -> bool:
@@ -103,8 +102,8 @@ class PagedPolicy(CachePolicy):
         start, end = len(holding.token_ids), len(holding.token_ids) + len(token_ids)
         changed = self.make_room(sequence, end)
         holding.token_ids.extend(token_ids)
-        for index in range(start // self.block_size, blocks_needed(end, self.block_size)):
-            self._fill(holding.blocks[index], min(self.block_size, end - index * self.block_size))
+        first = start // self.block_size
+        self._fill(holding.blocks[first : blocks_needed(end, self.block_size)], end - first * self.block_size)
         return changed
 
     def room(self, sequence: Hashable) -> int:
@@ -118,8 +117,9 @@ class PagedPolicy(CachePolicy):
         kept = blocks_needed(max(num_tokens, len(holding.token_ids)), self.block_size)
         if self.windows is not None:
             self.windows.trim(sequence, kept)
-        while len(holding.blocks) > kept:
-            self._release(holding.blocks.pop())
+        lost = holding.blocks[kept:]
+        del holding.blocks[kept:]
+        self._release(reversed(lost))
 
     def fork(self, parent: Hashable, child: Hashable) -> None:
         """See CachePolicy. The parent keeps its room for future tokens."""
@@ -128,8 +128,7 @@ class PagedPolicy(CachePolicy):
             raise CacheError(f"sequence {child!r} has reserved already: free it before forking {parent!r} to it")
         self._check_window(child, source.promised_tokens)
         shared = source.blocks[: blocks_needed(len(source.token_ids), self.block_size)]
-        for block in shared:
-            self._hold(block)
+        self._hold(shared)
         self._admit(child, replace(source, token_ids=list(source.token_ids), blocks=shared))
         if self.windows is not None:
             self.windows.fork(parent, child, shared)
@@ -145,8 +144,7 @@ class PagedPolicy(CachePolicy):
             self.windows.leave(sequence)
         del self._held[sequence]
         self._promised.pop(sequence, None)
-        for block in reversed(blocks):
-            self._release(block)
+        self._release(reversed(blocks))
 
     def tokens(self, sequence: Hashable) -> list[int]:
         """See CachePolicy."""
@@ -209,37 +207,42 @@ class PagedPolicy(CachePolicy):
     def _copy_block(self, sequence: Hashable, holding: Holding, known: int) -> None:
         """Replace the block of position `known` by an own copy of the tokens before that position."""
         index, filled = divmod(known, self.block_size)
-        shared, own = holding.blocks[index], self._take()
-        self._fill(own, filled)
+        shared, [own] = holding.blocks[index], self._take(1)
+        self._fill([own], filled)
         self._copies.append((shared, own))
         if self.windows is not None:
             self.windows.copy(sequence, index, shared, own)
         holding.blocks[index] = own
-        self._release(shared)
+        self._release([shared])
 
-    def _fill(self, block: int, tokens: int) -> None:
-        self._tokens_held += tokens - self._filled[block]
-        self._filled[block] = tokens
+    def _fill(self, blocks: Many[int], tokens: int) -> None:
+        """Count `tokens` tokens in these blocks, as many as fit in each, from the first one on."""
+        for block in blocks:
+            filled = min(tokens, self.block_size)
+            tokens -= filled
+            self._tokens_held += filled - self._filled[block]
+            self._filled[block] = filled
 
-    def _hold(self, block: int) -> None:
-        self.pool.hold(block)
+    def _hold(self, blocks: Many[int]) -> None:
+        self.pool.hold(blocks)
 
-    def _release(self, block: int) -> None:
-        if self.pool.release(block):
-            self._fill(block, 0)
-            self._let_go(block)
+    def _release(self, blocks: Iterable[int]) -> None:
+        idle = self.pool.release(blocks)
+        self._fill(idle, 0)
+        self._let_go(idle)
 
-    def _take(self) -> int:
-        return self.pool.take()
+    def _take(self, count: int) -> list[int]:
+        return self.pool.take(count)
 
-    def _let_go(self, block: int) -> None:
-        """Give back a block that has lost its last holder."""
-        self._give_back(block)
+    def _let_go(self, blocks: Many[int]) -> None:
+        """Give back blocks that have lost their last holders."""
+        self._give_back(blocks)
 
-    def _give_back(self, block: int) -> None:
-        self.pool.give_back(block)
+    def _give_back(self, blocks: Many[int]) -> None:
+        self.pool.give_back(blocks)
         if self.windows is not None:
-            self.windows.drop(block)
+            for block in blocks:
+                self.windows.drop(block)
 
     def _check_window(self, sequence: Hashable, num_tokens: int) -> None:
         if self.windows is not None and not self.windows.admits(num_tokens):

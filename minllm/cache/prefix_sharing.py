@@ -66,8 +66,8 @@ class PrefixSharingPolicy(PagedPolicy):
     def forget_prefixes(self) -> None:
         """See CachePolicy."""
         self.index.clear()
-        while self._idle:
-            self._give_back(self._idle.popitem()[0])
+        self._give_back(list(self._idle))
+        self._idle.clear()
 
     def check(self) -> None:
         """See CachePolicy."""
@@ -82,25 +82,24 @@ class PrefixSharingPolicy(PagedPolicy):
         found = self.index.find(token_ids[:most], tenant)
         return found if self.windows is None else found[: self.windows.usable(found)]
 
-    def _hold(self, block: int) -> None:
-        super()._hold(block)
-        if block in self._idle:
+    def _hold(self, blocks: Many[int]) -> None:
+        super()._hold(blocks)
+        revived = [block for block in blocks if block in self._idle]
+        for block in revived:
             del self._idle[block]
-            self._fill(block, self.block_size)
+        self._fill(revived, len(revived) * self.block_size)
 
-    def _let_go(self, block: int) -> None:
-        if block in self.index:
-            self._idle[block] = None
-        else:
-            super()._let_go(block)
+    def _let_go(self, blocks: Many[int]) -> None:
+        super()._let_go([block for block in blocks if block not in self.index])
+        self._idle.update(dict.fromkeys(block for block in blocks if block in self.index))
 
-    def _take(self) -> int:
-        if not self.pool.num_free and self._idle:
+    def _take(self, count: int) -> list[int]:
+        while self.pool.num_free < count and self._idle:
             self._evict(next(iter(self._idle)))
-        return super()._take()
+        return super()._take(count)
 
     def _evict(self, block: int) -> None:
-        for lost in self.index.remove(block):
-            if lost in self._idle:  # other lost blocks are held, and become free when they are released
-                del self._idle[lost]
-                self._give_back(lost)
+        lost = [one for one in self.index.remove(block) if one in self._idle]  # others are held, and become free when they are released
+        for one in lost:
+            del self._idle[one]
+        self._give_back(lost)

@@ -17,26 +17,29 @@ def test_no_block_is_lost_or_given_twice(num_blocks, actions):
     free, holders = set(range(num_blocks)), [0] * num_blocks  # the model
     for action, block in actions:
         block %= num_blocks
-        if action == "take" and free:
-            taken = pool.take()
-            assert taken == min(free)
-            free.remove(taken)
-            holders[taken] = 1
-        elif action == "take":
-            with pytest.raises(OutOfMemoryError, match=f"all {num_blocks} blocks"):
-                pool.take()
+        if action == "take":
+            count = 1 + block
+            if count > len(free):
+                with pytest.raises(OutOfMemoryError, match=f"{count} blocks .* {len(free)} of {num_blocks} are free"):
+                    pool.take(count)
+                continue
+            taken = pool.take(count)
+            assert taken == sorted(free)[:count]
+            free -= set(taken)
+            for one in taken:
+                holders[one] = 1
         elif action == "hold" and block not in free:
-            pool.hold(block)
+            pool.hold([block])
             holders[block] += 1
         elif action == "release" and holders[block]:
             holders[block] -= 1
-            assert pool.release(block) == (holders[block] == 0)
+            assert pool.release([block]) == [block] * (holders[block] == 0)
         elif action == "give_back" and not holders[block] and block not in free:
-            pool.give_back(block)
+            pool.give_back([block])
             free.add(block)
         else:
             with pytest.raises(CacheError, match=f"block {block}"):
-                getattr(pool, action)(block)
+                getattr(pool, action)([block])
         assert pool.num_free == len(free)
         assert pool.num_held == sum(count > 0 for count in holders)
         assert pool.num_free + pool.num_held + pool.num_idle == num_blocks

@@ -162,6 +162,6 @@ def test_check_finds_books_that_are_wrong():
     broken(lambda p: p._held["a"].blocks.pop())
     broken(lambda p: p._held["a"].token_ids.append(3))
     broken(lambda p: p._held["c"].blocks.__setitem__(0, p._held["a"].blocks[1]))
-    broken(lambda p: p.pool.release(p._held["a"].blocks[0]))
-    broken(lambda p: p.pool.take())
+    broken(lambda p: p.pool.release(p._held["a"].blocks[:1]))
+    broken(lambda p: p.pool.take(1))
     broken(lambda p: p._filled.__setitem__(0, 1))
