@@ -101,6 +101,10 @@ class OutOfMemoryError(MinLLMError, MemoryError):
     """The request does not fit into the free memory; the message says how much is needed and how much is free."""
 
 
+class PreemptedError(OutOfMemoryError):
+    """A running request ended because others needed its memory, with preemption="drop"; later it may succeed."""
+
+
 class InvalidOptionError(MinLLMError, ValueError):
     """An option is invalid, or minllm does not support it with this model or on this machine."""
 

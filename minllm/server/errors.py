@@ -14,8 +14,10 @@ ANTHROPIC_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
-STATUS = {"DeadlineError": 504, "EngineDeadError": 503, "EngineBusyError": 503}  # others of minllm are the request's fault
-CODES = {"ContextLengthError": "context_length_exceeded"}  # by which clients of OpenAI tell errors apart
+STATUS = {  # others of minllm are the request's fault
+    "DeadlineError": 504, "EngineDeadError": 503, "EngineBusyError": 503, "PreemptedError": 503,
+}  # fmt: skip
+CODES = {"ContextLengthError": "context_length_exceeded", "PreemptedError": "preempted"}  # by which clients of OpenAI tell errors apart
 PARAM = re.compile(r"(\w+)(?:\[[^]]*\])?[ =]")
 
 
@@ -59,7 +61,7 @@ def error_of(kind: str, message: str) -> ApiError:
     """The reply for an error of minllm, by the name of its class."""
     status = STATUS.get(kind, 400 if hasattr(errors, kind) else 500)
     if status == 503:
-        return ApiError(message, None, 503, "server_error", "engine_dead", retry_after=5)
+        return ApiError(message, None, 503, "server_error", CODES.get(kind, "engine_dead"), retry_after=5)
     begins = PARAM.match(message)
     param = begins[1] if begins and begins[1] in PARAMETERS else None
     return ApiError(message, param, status, code=CODES.get(kind))

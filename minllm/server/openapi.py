@@ -11,7 +11,8 @@ REFERENCE = "#/components/schemas/{model}"
 ERRORS = {
     "400": "A field is wrong: `param` names it.", "401": "The API key is missing or wrong.", "404": "The model is not served here.",
     "408": "The body did not arrive in time.", "413": "The body is too large.", "415": "The body is not JSON.",
-    "429": "The server is full: Retry-After says when to try again.", "503": "The engine's process has ended.",
+    "429": "The server is full: Retry-After says when to try again.",
+    "503": "The engine's process has ended, or others needed the request's memory.",
     "504": "The deadline has passed.",
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from minllm.server.errors import error_of
 from minllm.server.in_process import serving
 from tests.server.answering import answering
 from tests.server.test_soak import counted
@@ -240,6 +241,11 @@ def test_answers_that_take_longer_end_with_an_error(llm):
         answer += part
     assert b'"engine_dead"' in answer and answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert b" 503 " in silent.recv(1 << 16)
+
+
+def test_a_request_that_gave_its_memory_to_others_may_be_sent_again():
+    error = error_of("PreemptedError", "No room.")
+    assert (error.status, error.code) == (503, "preempted") and "retry-after" in error.headers
 
 
 def test_unknown_paths_and_methods(http):

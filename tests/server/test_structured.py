@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from minllm.server.tool_calls.formats import FORMATS
-from minllm.server.tool_calls.grammar import strict_grammar
+from minllm.server.tool_calls.grammar import moved, strict_grammar
 
 MESSAGES = [{"role": "user", "content": "def add(a, b):"}]
 SCHEMA = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}, "ok": {"type": "boolean"}}, "required": ["colour", "ok"]}
@@ -123,6 +123,15 @@ def test_calls_of_strict_tools_have_their_arguments(text, is_allowed):
     grammar = strict_grammar(FORMATS["hermes"], [tool["function"] for tool in STRICT])
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar)
     assert (matcher.try_consume_tokens(list(text.encode())) == len(text)) is is_allowed and not matcher.get_error()
+
+
+def test_references_of_a_schema_follow_it_and_data_stays():
+    schema = {
+        "properties": {"const": {"$ref": "#/$defs/a"}, "b": {"const": {"$ref": "#"}}},
+        "items": [{"$ref": "#", "enum": [{"$ref": "#/x"}]}],
+    }
+    properties = {"const": {"$ref": "#/at/$defs/a"}, "b": {"const": {"$ref": "#"}}}
+    assert moved(schema, "#/at") == {"properties": properties, "items": [{"$ref": "#/at", "enum": [{"$ref": "#/x"}]}]}
 
 
 def test_strict_tools_are_free_to_be_called_or_not(served, http, monkeypatch):

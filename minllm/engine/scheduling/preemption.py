@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from minllm.cache.offload import SwapSpace
 from minllm.engine.requests.sequence import Sequence
 from minllm.engine.scheduling.kv_cache_manager import KVCacheManager
-from minllm.errors import OutOfMemoryError
+from minllm.errors import OutOfMemoryError, PreemptedError
 
 
 @dataclass
@@ -60,8 +60,8 @@ class Preemption:
             return False  # drafts are in flight, so the number of tokens with keys is not known yet
         return self.mode == "swap" or self.swap_wins(sequence.num_tokens)
 
-    def _dropped(self, sequence: Sequence) -> OutOfMemoryError:
-        return OutOfMemoryError(
+    def _dropped(self, sequence: Sequence) -> PreemptedError:
+        return PreemptedError(
             f"The KV cache had no room left for {sequence} after {sequence.num_tokens} tokens, and "
             'preemption="drop" ends such requests: take preemption="recompute" or "swap", or send fewer requests at a time.'
         )

@@ -8,6 +8,9 @@ from minllm.server.tool_calls.formats import FORMATS, Format
 # As json.dumps writes, and templates show it: a model that is unsure could write spaces until max_tokens.
 WHITE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+OF_DATA = ("const", "enum", "default", "examples")  # keywords of JSON Schema with values that are no schemas
+OF_NAMES = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # with a schema for each name
+
 
 def call_grammar(form: Format, functions: list[dict[str, Any]], is_one: bool) -> str:
     """In llguidance's syntax. functions: those that may be called. is_one: exactly one call, else at least one."""
@@ -48,5 +51,12 @@ def moved(schema: Any, to: str) -> Any:
         return [moved(one, to) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    refers = isinstance(schema.get("$ref"), str) and schema["$ref"].startswith("#")
-    return {key: to + value[1:] if refers and key == "$ref" else moved(value, to) for key, value in schema.items()}
+    found = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            found[key] = to + value[1:]
+        elif key in OF_NAMES and isinstance(value, dict):
+            found[key] = {name: moved(one, to) for name, one in value.items()}
+        else:
+            found[key] = value if key in OF_DATA else moved(value, to)
+    return found

@@ -3,7 +3,7 @@
 import pytest
 
 from minllm.engine.core import EngineCore
-from minllm.errors import OutOfMemoryError
+from minllm.errors import OutOfMemoryError, PreemptedError
 from tests.engine.scheduling.scripted_runner import check_books, check_nothing_is_left, scripted, small_engine
 
 
@@ -71,7 +71,7 @@ def test_dropped_requests_say_why(ahead):
     finish(scheduler, runner, sequences)
     assert sequences[0].finish_reason == "length" and sequences[2].finish_reason == "error"
     dropped = sequences[2]
-    assert isinstance(dropped.error, OutOfMemoryError)
+    assert isinstance(dropped.error, PreemptedError)
     assert f'request 2 after {dropped.num_tokens} tokens, and preemption="drop" ends such requests' in str(dropped.error)
     assert dropped.output_token_ids == list(range(80, 80 + len(dropped.output_token_ids)))
 
