@@ -36,7 +36,7 @@ def request(path, body, length=None):
     return head.encode() + data
 
 
-def is_idle(served, seconds=10):
+def is_idle(served, seconds=30):
     """Wait until no sequence runs or waits, and no block is held."""
     end = time.monotonic() + seconds
     while (stats := served.stats()).num_running or stats.num_waiting or stats.kv_cache_usage or served.server.admission.open:
