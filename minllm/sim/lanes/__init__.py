@@ -5,7 +5,8 @@ Python code over such vectors, generated from the kernel's syntax tree and the t
 with the mask of the lanes that run, is the first argument. A number that is the same for all lanes is a plain number.
 
     engine          runs a launch, or says why the threads must run it
-    generate        statements of the lane form; regions: which assignments may overwrite all lanes; expressions, calls: the rest of it
+    generate        statements of the lane form; regions: which assignments may overwrite all lanes
+    expressions     arithmetic, conditions, calls; writer: their names, constants and casts
     masks           branches and loops; state: variables, expressions, barriers; memory: arrays
     arrays, windows arrays, and accesses of several bytes
     operations      casts, operators and functions; warps: shuffles and votes; PTX instructions: minllm.ptx.lanes

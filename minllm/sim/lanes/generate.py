@@ -4,7 +4,7 @@ import ast
 import functools
 import linecache
 
-from minllm.sim.lanes.expressions import Writer
+from minllm.sim.lanes.expressions import Expressions
 from minllm.sim.lanes.faults import NotInLanes
 from minllm.sim.lanes.regions import Regions
 from minllm.sim.typing.arithmetic import BINARY
@@ -33,7 +33,7 @@ def lane_form(inference, detect=None, traced=False):
     return made
 
 
-class Function(Writer):
+class Function(Expressions):
     """Writes the lane form of one function, statement by statement."""
 
     lane_form = staticmethod(lane_form)
