@@ -46,8 +46,9 @@ class SlotState:
         """
         layout = slot_layout(*self.block_tables.shape)
         bits = [np.atleast_1d(np.asarray(value, layout[name].dtype)).view(np.int32) for name, value in values.items()]
-        places = [place for name, one in zip(values, bits, strict=True) for place in layout[name].places(slot, len(one))]
-        return np.stack([np.array(places, np.int32), np.concatenate([np.empty(0, np.int32), *bits])], axis=1)
+        places = [layout[name].places(slot, len(one)) for name, one in zip(values, bits, strict=True)]
+        empty = np.empty(0, np.int32)
+        return np.stack([np.concatenate([empty, *places]), np.concatenate([empty, *bits])], axis=1)
 
     def block_pairs(self, slots: ArrayLike, columns: ArrayLike, blocks: ArrayLike) -> np.ndarray:
         """The pairs for one entry of the block tables in each of n slots, int32 [n, 2]."""
@@ -73,10 +74,10 @@ class Field:
         """The field as an array."""
         return words[self.start : self.start + self.size].view(self.dtype).reshape(self.shape)
 
-    def places(self, slot: int, count: int) -> range:
-        """The indices of the slot's first `count` words."""
+    def places(self, slot: int, count: int) -> np.ndarray:
+        """The indices of the slot's first `count` words, int32."""
         first = self.start + slot * math.prod(self.shape[1:])
-        return range(first, first + count)
+        return np.arange(first, first + count, dtype=np.int32)
 
 
 @functools.cache
