@@ -234,9 +234,9 @@ def test_answers_that_take_longer_end_with_an_error(llm):
         client, silent = connected(served), connected(served)
         client.sendall(request("/v1/completions", BODY | {"stream": True}))
         silent.sendall(request("/v1/completions", BODY))
+        answer = client.recv(1 << 16)  # the stream has begun
         while served.stats().num_running < 2:
             time.sleep(0.002)
-    answer = b""
     while part := client.recv(1 << 16):
         answer += part
     assert b'"engine_dead"' in answer and answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
