@@ -31,7 +31,12 @@ sys.modules["rfc3987_syntax"] = None  # jsonschema does without: importing it bu
 
 # What a time limit of hypothesis finds on a machine with other work is that work.
 settings.register_profile("any load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any load")
+settings.register_profile("exhaustive", settings.get_profile("any load"), max_examples=400)
+
+
+def pytest_configure(config):
+    """Random tests that name no number of examples draw hypothesis's 100, with --exhaustive 400."""
+    settings.load_profile("exhaustive" if config.option.exhaustive else "any load")
 
 
 def pytest_itemcollected(item):

@@ -1,7 +1,7 @@
 """The block pool against a model of itself: no block is lost, given twice, or given back while somebody holds it."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.cache.block_pool import BlockPool, blocks_needed
@@ -10,7 +10,6 @@ from minllm.errors import CacheError, OutOfMemoryError
 ACTIONS = ["take", "hold", "release", "give_back"]
 
 
-@settings(max_examples=150, deadline=None)
 @given(num_blocks=st.integers(1, 6), actions=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5)), max_size=40))
 def test_no_block_is_lost_or_given_twice(num_blocks, actions):
     pool = BlockPool(num_blocks)

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.cache.hash_chain import HashChain
@@ -40,7 +40,6 @@ class Table:
 
 
 @pytest.mark.parametrize("make,goes_together", [(HashChain, False), (RadixTree, True)], ids=["hash chain", "radix tree"])
-@settings(max_examples=300, deadline=None)
 @given(actions=ACTIONS)
 def test_an_index_is_a_table_of_texts(make, goes_together, actions):
     index, table, fresh = make(SIZE), Table(goes_together), itertools.count()

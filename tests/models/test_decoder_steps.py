@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
@@ -57,7 +57,6 @@ CHAINS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(CHAINS, st.lists(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4), max_size=6))
 def test_pieces_are_the_librarys_text(steps, chunks):
     sequence = {"type": "Sequence", "decoders": steps}

@@ -57,7 +57,6 @@ REQUESTS = st.lists(
 ENGINES = st.fixed_dictionaries(dict(blocks=st.integers(6, 12), seqs=st.integers(1, 4), budget=st.sampled_from([4, 5, 7, 64])))
 
 
-@settings(max_examples=150, deadline=None)
 @given(requests=REQUESTS, engine=ENGINES)
 def test_every_request_gets_its_tokens_and_everything_comes_back(requests, engine):
     """A request: prompt, tokens before its end of text, max_tokens, whether its prompt begins as others do, arrival, and when it leaves."""

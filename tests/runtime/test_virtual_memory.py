@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.errors import DeviceError, OutOfMemoryError, VirtualMemoryError
@@ -119,7 +119,6 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(OPERATIONS, st.integers(1, 8), st.integers(1, 8))
 def test_any_order_of_calls(operations, limit, machine_limit):
     backend = GuardedPages(PAGE, machine_limit)

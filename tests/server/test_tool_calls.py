@@ -90,7 +90,6 @@ PARTS = {
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@settings(max_examples=100)
 @given(data=st.data(), cuts=st.lists(st.integers(0, 100), max_size=9))
 def test_a_stream_of_any_text_is_its_whole(form, data, cuts):
     text = "".join(data.draw(st.lists(st.sampled_from([*PARTS[form], *'{}[]",:\\ \nx1']), max_size=20)))

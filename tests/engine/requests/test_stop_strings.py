@@ -1,7 +1,7 @@
 """Stop strings in text that comes in pieces, against a search in the whole text."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.engine.requests.stop_strings import StopStringMatcher
@@ -18,7 +18,6 @@ def first_stop(text, stops):
     return None
 
 
-@settings(max_examples=500, deadline=None)
 @given(pieces=st.lists(st.text(alphabet="ab\n", max_size=5), max_size=12), stops=STOPS, include=st.booleans())
 def test_pieces_concatenate_to_the_text_before_the_first_stop(pieces, stops, include):
     whole = "".join(pieces)
@@ -36,7 +35,6 @@ def test_pieces_concatenate_to_the_text_before_the_first_stop(pieces, stops, inc
         assert not any(stop in shown for stop in stops)
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=st.text(alphabet="abc", max_size=20), stops=STOPS.filter(bool))
 def test_no_more_is_held_back_than_a_stop_string_needs(text, stops):
     matcher = StopStringMatcher(stops)

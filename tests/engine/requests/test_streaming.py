@@ -1,7 +1,7 @@
 """Streams: the pieces are the text, no half character or half stop string is ever shown, and leaving early leaks nothing."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm import LLM, SamplingParams
@@ -117,7 +117,6 @@ def sequence_of(token_ids, **options):
     return Sequence("0", None, [5], params, len(token_ids), frozenset([0]), TOKENIZER.incremental_decoder([5]))
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=TEXT, stops=st.lists(TEXT, max_size=2))
 def test_whole_characters_and_no_stop_string(text, stops):
     """Any text, token by token (a byte at a time for emoji): what was shown never has to be taken back."""

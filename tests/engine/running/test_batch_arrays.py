@@ -41,7 +41,6 @@ def check(batch):
         assert batch.positions[rows].tolist() == list(range(end - queries[sequence], end))
 
 
-@settings(max_examples=150, deadline=None)
 @given(lengths=SPANS, block_size=BLOCK_SIZES)
 def test_every_new_token_is_there_once_and_in_order(lengths, block_size):
     spans, rows = spans_of(lengths, block_size)
@@ -57,7 +56,6 @@ def decodes_before(prompts, positions, block_size):
     return behind_slots(prompts, positions, [1] * len(positions), block_size)
 
 
-@settings(max_examples=150, deadline=None)
 @given(lengths=SPANS, positions=st.lists(st.integers(0, 90), min_size=1, max_size=5), block_size=BLOCK_SIZES)
 def test_decodes_come_before_prompts(lengths, positions, block_size):
     """Of a row that decodes only the position is known; `Ops.load_rows` fills in the rest, for which there must be room."""
@@ -83,7 +81,6 @@ def test_decodes_alone(positions, block_size):
     assert batch.block_tables.shape[1] * block_size > max(positions)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     lengths=SPANS, verified=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 5)), min_size=1, max_size=5), block_size=BLOCK_SIZES
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Queues move sequences between their states; whatever the order of the moves, slots, blocks and counts add up."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.errors import OutOfMemoryError
@@ -24,7 +24,6 @@ def enter(queues):
     queues.fork_siblings(first)
 
 
-@settings(max_examples=150, deadline=None)
 @given(moves=MOVES, preemption=st.sampled_from(["recompute", "swap", "drop"]))
 def test_moves_in_any_order_keep_the_books(moves, preemption):
     scheduler, _ = small_engine(blocks=6, seqs=SLOTS, preemption=preemption)

@@ -122,7 +122,6 @@ def test_every_request_gets_its_tokens_and_everything_comes_back(requests, engin
                 assert sequence.finish_reason == ("stop" if EOS in found else "length")
 
 
-@settings(max_examples=150, deadline=None)
 @given(requests=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=8), engine=ENGINES)
 def test_who_came_first_gets_the_first_token_first(requests, engine):
     """First tokens come in the order of arrival, whatever the policy, since nobody overtakes in the queue."""
@@ -138,7 +137,6 @@ def test_who_came_first_gets_the_first_token_first(requests, engine):
     check_nothing_is_left(scheduler, engine["seqs"])
 
 
-@settings(max_examples=100, deadline=None)
 @given(priorities=st.lists(st.integers(-2, 2), min_size=2, max_size=8), policy=st.sampled_from(list(POLICIES)))
 def test_lower_priorities_run_earlier(priorities, policy):
     scheduler, runner = small_engine(seqs=1, policy=policy)
@@ -253,7 +251,6 @@ def test_a_failing_step_ends_its_own_requests_alone(ahead, step, where, cache):
 FAILING = st.frozensets(st.integers(1, 24), max_size=3)
 
 
-@settings(max_examples=100, deadline=None)
 @given(requests=st.lists(PLANNED, min_size=1, max_size=6), engine=ENGINES, fails_at=FAILING, lost=FAILING)
 def test_whatever_steps_fail_nobody_gets_other_tokens_than_his_own(requests, engine, fails_at, lost):
     scheduler, runner = small_engine(**engine, fails_at=fails_at, lost=lost)

@@ -1,6 +1,6 @@
 """Dynamic SplitFuse: no step is longer than its budget, and nobody who decodes waits for a prompt."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.engine.core import EngineCore
@@ -9,7 +9,6 @@ from tests.engine.scheduling.scripted_runner import check_nothing_is_left, scrip
 REQUESTS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 20)), min_size=1, max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
 @given(requests=REQUESTS, budget=st.sampled_from([1, 2, 7, 16, 64]), ahead=st.integers(0, 1))
 def test_every_step_gives_a_token_to_everyone_who_decodes(requests, budget, ahead):
     """The gap between two tokens is one step, however long the prompts are that arrive meanwhile. Each request: prompt, tokens, arrival."""
@@ -56,7 +55,6 @@ def test_a_long_prompt_is_split_and_short_ones_are_fused():
     ]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=7), blocks=st.integers(6, 10),
     budget=st.sampled_from([1, 2, 7, 64]), ahead=st.integers(0, 1), preemption=st.sampled_from(["recompute", "swap", "auto"]),

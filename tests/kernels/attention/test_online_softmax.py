@@ -29,7 +29,6 @@ def states(draw):
     return state_reference(size * rng.standard_normal(count), rng.standard_normal((count, HEAD_DIM)))
 
 
-@settings(max_examples=100, deadline=None)
 @given(states(), states(), states())
 def test_merge_is_associative_and_commutative(a, b, c):
     assert_same(merge_reference(a, b), merge_reference(b, a))
@@ -46,7 +45,6 @@ def test_no_keys_are_the_identity(state):
     np.testing.assert_array_equal(output(nothing), np.zeros(HEAD_DIM))
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data(), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_any_partition_in_any_order_is_one_pass(data, count, seed):
     rng = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
 """Attention over codes and recent tokens in NumPy, against the definition in float64; and that chunks change nothing."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.catalogue.attention.windows import residual_window
@@ -40,7 +40,6 @@ def test_the_window_holds_whole_groups():
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.sampled_from([32, 64, 128]))
-@settings(max_examples=200, deadline=None)
 def test_the_rule_of_recent_positions_is_the_rule_of_positions(first, more, window):
     """What kernels that read recent tokens alone rely on: shifted by the window's start of the first new token, the rule is itself."""
     base = window_start(first, window)

@@ -1,7 +1,7 @@
 """With a residual window a prompt means the same whole, in chunks of any lengths and token by token."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.kernels.attention.residual_window.reference import attention_with_window_reference, window_start
@@ -41,7 +41,6 @@ def chunk_output(start, stop, numbers, sliding_window):
     return attention_with_window_reference(query[start:stop], *caches, *recents, *batch, 0.3, WINDOW, sliding_window)
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     length=st.integers(1, LONGEST),
     cuts=st.one_of(st.sets(st.integers(1, LONGEST - 1), max_size=5), st.just(set(range(1, LONGEST)))),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.kernels.sampling.thresholds import thresholds_reference, write_thresholds
@@ -29,7 +29,6 @@ def test_reference_keeps_what_sorting_keeps(vocab, kind):
     check_kept(kept_by(thresholds_reference(logits, tensors(RULES, vocab), slots_of(logits)), logits), logits, RULES)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=60),
     st.integers(0, 70),

@@ -21,7 +21,6 @@ def right_paths(tree, computed, chosen):
     return [path for path in paths if all(computed[b] == chosen[a] for a, b in zip(path[:-1], path[1:], strict=True))]
 
 
-@settings(max_examples=100, deadline=None)
 @given(trees(), st.integers(1, 21), st.integers(0, 2**32 - 1))
 def test_the_longest_right_path(tree, rows, seed):
     """Tokens are few, so siblings are often equal, and the best path is not always below the first that fits."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minllm.errors import KernelArgumentError
@@ -27,7 +27,6 @@ def test_by_hand(text, longest, shortest, expected):
     assert lookup_reference(np.int32(text), 4, longest, shortest).tolist() == expected
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=24), st.integers(1, 4), st.integers(1, 4))
 def test_drafts_continue_the_longest_and_latest_match(text, longest, shortest):
     shortest = min(longest, shortest)

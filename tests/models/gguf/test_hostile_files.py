@@ -53,7 +53,7 @@ changes = st.lists(
     min_size=1,
     max_size=4,
 )
-many = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @many
