@@ -5,12 +5,16 @@ the one that it replaces, sooner. They fit one version of numba-cuda; with any o
 them for all kernels of this process.
 """
 
+import contextlib
+import functools
 from types import FunctionType
 
+from numba.core import errors as numba_errors
 from numba.cuda import types, utils
 from numba.cuda.codegen import CUDACodeLibrary
-from numba.cuda.core import postproc, transforms
+from numba.cuda.core import errors, ir, postproc, transforms
 from numba.cuda.core.targetconfig import TargetConfig
+from numba.cuda.target import CUDATargetContext, CUDATypingContext
 from numba.cuda.types import BaseFunction
 from numba_cuda import __version__
 
@@ -92,6 +96,53 @@ def run(processor, emit_dels=False, extend_lifetimes=False):
         processor._insert_var_dels(extend_lifetimes=extend_lifetimes)
 
 
+@functools.cache
+def lister(kind):
+    """The function that lists the variables in a value of this class; None if there are none in it."""
+    if issubclass(kind, ir.var_types):
+        return lambda variable: [variable]
+    if issubclass(kind, ir.inst_types):
+        return lambda instruction: instruction.list_vars()
+    if issubclass(kind, dict):
+        return lambda values: variables_among(values.values())
+    return variables_among if issubclass(kind, list | tuple) else None
+
+
+def variables_among(values):
+    """The variables in values, in their order."""
+    return [variable for value in values if (listed := lister(type(value))) for variable in listed(value)]
+
+
+@replaces(ir.Inst, "_rec_list_vars")
+def variables_in(instruction, value):
+    """The variables in a value. Numba asks five times what each attribute of each instruction is an instance of."""
+    return variables_among([value])
+
+
+def load_what_is_new(load):
+    """A context's method that loads registries, if one has grown. Numba asks all lists of all, some four times a device function."""
+
+    def load_if_grown(context):
+        if sizes_of(context) != vars(context).get("sizes"):
+            load(context)
+            context.sizes = sizes_of(context)
+
+    return load_if_grown
+
+
+def sizes_of(context):
+    """The numbers of what is registered in the registries that a context knows."""
+    return [len(getattr(registry, name)) for registry, loader in context._registries.items() for name in loader.registry_items]
+
+
+for context in (CUDATypingContext, CUDATargetContext):
+    replaces(context, "load_additional_registries")(load_what_is_new(context.load_additional_registries))
+
+# Types are found by trial, with thousands of errors that nobody sees. Numba sets up the terminal twice to colour the text of each.
+for module in (errors, numba_errors):
+    if hasattr(module, "ColorShell"):
+        replaces(module, "ColorShell")(contextlib.nullcontext)
+
 SIGNATURES = {}  # {code object: inspect.Signature}
 numba_signature = utils.pysignature
 
@@ -99,8 +150,13 @@ numba_signature = utils.pysignature
 @replaces(utils, "pysignature")
 def signature(function):
     """A function's signature. Numba inspects every device function twice, and the kernels of a family share the code of theirs."""
-    more = ("__dict__", "__defaults__", "__kwdefaults__", "__annotations__")  # what else it may depend on
-    if type(function) is not FunctionType or any(getattr(function, name) for name in more):
+    if (
+        type(function) is not FunctionType
+        or function.__dict__
+        or function.__defaults__
+        or function.__kwdefaults__
+        or function.__annotations__
+    ):
         return numba_signature(function)
     code = function.__code__
     if code not in SIGNATURES:

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import re
 import runpy
+from types import SimpleNamespace
 
 import ml_dtypes
 import numba_cuda
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import cuda, float32, int32
-from numba.cuda.core import bytecode
+from numba.cuda.compiler import run_frontend
+from numba.cuda.core import bytecode, errors
 from numba.cuda.core.targetconfig import TargetConfig
 from numba.cuda.flags import Flags
 
@@ -117,6 +119,37 @@ def test_signatures_are_the_same():
                     numba_habits.signature(function)
             else:
                 assert numba_habits.signature(function) == expected
+
+
+def test_instructions_have_the_same_variables(numba_as_it_is):
+    blocks = run_frontend(make_kernel()).blocks.values()
+    instructions = [one for block in blocks for one in block.body]
+    own = [one.list_vars() for one in instructions]
+    numba_habits.use(replacements=True)
+    assert [one.list_vars() for one in instructions] == own and any(own)
+
+
+class Registry(SimpleNamespace):
+    """One that is a key, as Numba's are."""
+
+    __hash__ = object.__hash__
+
+
+def test_registries_that_grow_are_loaded():
+    loader, loaded = SimpleNamespace(registry_items=("functions",)), []
+    registry = Registry(functions=["a"])
+    context = SimpleNamespace(_registries={registry: loader})
+    load = numba_habits.load_what_is_new(lambda context: loaded.append(len(registry.functions)))
+    load(context), load(context)
+    registry.functions.append("b")
+    load(context), load(context)
+    assert loaded == [1, 2]
+
+
+def test_errors_have_the_same_text(numba_as_it_is):
+    own = errors.termcolor().errmsg("text")
+    numba_habits.use(replacements=True)
+    assert errors.termcolor().errmsg("text") == own
 
 
 def test_another_version_of_numba_runs_its_own_code(numba_as_it_is, monkeypatch):
