@@ -108,16 +108,18 @@ def find_kernels(query: str | None) -> list:
     return found
 
 
-def inspect_kernel(code, compute_capability: tuple[int, int]) -> Inspection:
+def inspect_kernel(code, compute_capability: tuple[int, int], sass: list[str] | None = None) -> Inspection:
     """Compile a MachineCode (or read it from the cache) and inspect it.
 
-    Raises KernelCompilationError if it cannot be compiled, or if the toolkit's wheels are missing.
+    sass: its instructions, or none that are to be inspected; None: nvdisasm reads them, if it is installed. Raises KernelCompilationError
+    if it cannot be compiled, or if the toolkit's wheels are missing.
     """
     from minllm.runtime.machine_code import float64_instructions, instruction_mix, local_memory_instructions
 
     require_toolkit()
     compiled = code.compile(compute_capability)
-    sass = compiled.sass() if has_nvdisasm() else []
+    if sass is None:
+        sass = compiled.sass() if has_nvdisasm() else []
     mix = instruction_mix(sass) if sass else None
     missing = [pattern for pattern in code.contains if mix is not None and not fnmatch.filter(mix, pattern)]
     shared_bytes = compiled.shared_bytes + code.shared_bytes

@@ -7,6 +7,7 @@ dtypes that differ from it in nothing but the arrays for Hopper alone, or for al
 """
 
 import dataclasses
+import functools
 import os
 import re
 
@@ -17,6 +18,8 @@ from minllm.cli import inspection
 from minllm.cli.inspection import inspect_kernel
 from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.devices import missing_compilers
+from minllm.runtime.compiler import sass_of_all
+from minllm.runtime.machine_code import opcodes
 from tests.compile.table import PROPERTY
 from tests.covering import covering
 
@@ -76,11 +79,23 @@ def selected_targets():
     return found
 
 
+@functools.cache
+def chosen_targets(exhaustive):
+    """{name: the targets for which a run compiles a kernel}."""
+    return exhaustive_targets() if exhaustive else selected_targets()
+
+
 def pytest_generate_tests(metafunc):
-    """One test per kernel, with all its targets: Numba then types and lowers the kernel's device functions once."""
+    """One test per kernel, with all its targets: Numba then types and lowers the kernel's device functions once. One more per target."""
     if "targets" in metafunc.fixturenames:
-        chosen = exhaustive_targets() if metafunc.config.option.exhaustive else selected_targets()
+        chosen = chosen_targets(metafunc.config.option.exhaustive)
         metafunc.parametrize(("name", "targets"), chosen.items(), ids=chosen)
+    if "names" in metafunc.fixturenames:
+        names_of = {}
+        for name, targets in chosen_targets(metafunc.config.option.exhaustive).items():
+            for target in targets:
+                names_of.setdefault(target, []).append(name)
+        metafunc.parametrize(("target", "names"), names_of.items(), ids=["{}.{}".format(*target) for target in names_of])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,12 +108,23 @@ def toolkit():
 
 
 def test_machine_code_is_as_designed(name, targets, record_property):
-    inspections = [inspect_kernel(EVERY[name], target) for target in targets]
+    """All but the instructions, as ptxas reports it."""
+    inspections = [inspect_kernel(EVERY[name], target, sass=[]) for target in targets]
     for it in inspections:
         row = dict(name=name, target=it.target, registers=it.registers, budget=it.register_budget, blocks=it.occupancy.blocks,
                    wanted_blocks=it.wanted_blocks, faults=it.faults())  # fmt: skip
         record_property(PROPERTY, row)
     assert {it.target: it.faults() for it in inspections if it.faults()} == {}
+
+
+@pytest.mark.timeout(3600)
+def test_instructions_are_as_designed(target, names):
+    """The disk cache holds the kernels; nvdisasm reads them together, because it takes 0.3 s to start."""
+    compiled = [EVERY[name].compile(target) for name in names]
+    read = sass_of_all(compiled)
+    assert all(read) and opcodes(read[-1]) == opcodes(compiled[-1].sass())
+    faults = {name: inspect_kernel(EVERY[name], target, sass).faults() for name, sass in zip(names, read, strict=True)}
+    assert {name: found for name, found in faults.items() if found} == {}
 
 
 @pytest.mark.parametrize("name, loads", LOADS.items())
