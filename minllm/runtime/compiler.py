@@ -10,14 +10,9 @@ files: a kernel would run stale code after a change of its device function.
 import contextlib
 import gc
 import hashlib
-import itertools
 import re
-import struct
-import subprocess
-import tempfile
 import types as python_types
 from dataclasses import dataclass
-from pathlib import Path
 
 from numba.cuda import dispatcher as numba_dispatcher
 from numba.cuda.compiler import compile_cuda, kernel_fixup
@@ -29,12 +24,12 @@ from minllm.machine.numba_cuda import types
 from minllm.runtime import numba_habits, range_loops  # noqa: F401 (both replace code of Numba)
 from minllm.runtime.cache_key import cache_key
 from minllm.runtime.disk_cache import cached_text, making, read_cached, write_cached
+from minllm.runtime.machine_code import disassembled, instructions_in
 from minllm.runtime.older_gpus import replace_missing
 
 # The linker's reaction if modules differ in the version of their line tables: 2 (warn) or 1 (fail). They do not differ, but since compute
 # capability 10.0 the linker requires the same flag in all modules, and NVRTC, which compiles Numba's bfloat16 functions, sets 1.
 NUMBA_DEBUG_FLAG, NVRTC_DEBUG_FLAG = 'i32 2, !"Debug Info Version"', 'i32 1, !"Debug Info Version"'
-INSTRUCTION_BYTES = 16  # since Volta
 
 
 @dataclass(frozen=True)
@@ -61,40 +56,6 @@ class CompiledKernel:
     def disassembly(self, *options: str) -> str:
         """The output of nvdisasm -c -ndf (code sections only, no dataflow analysis) and further `options`."""
         return disassembled(self.cubin, "-c", *options)
-
-
-def disassembled(code: bytes, *options: str) -> str:
-    """The output of nvdisasm -ndf with these options, of a cubin or of machine code. Raises KernelCompilationError without nvdisasm."""
-    from cuda.pathfinder import find_nvidia_binary_utility
-
-    nvdisasm = find_nvidia_binary_utility("nvdisasm")
-    if nvdisasm is None:
-        raise KernelCompilationError("nvdisasm was not found, and SASS cannot be shown without it: pip install nvidia-cuda-nvdisasm")
-    with tempfile.TemporaryDirectory() as folder:  # Windows lets no other process open a file that is open here
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(code)
-        return subprocess.run([nvdisasm, "-ndf", *options, path], capture_output=True, text=True, check=True).stdout
-
-
-def instructions_in(disassembly: str) -> list[str]:
-    """The instructions in nvdisasm's output, without addresses."""
-    instructions = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", disassembly)
-    return [re.sub(r"\s+", " ", instruction).strip() for instruction in instructions]
-
-
-def sass_of_all(kernels: list[CompiledKernel]) -> list[list[str]]:
-    """The machine instructions of kernels for one target. nvdisasm, which takes 0.3 s to start, starts once; branches have no labels."""
-    codes = [code_in(one.cubin) for one in kernels]
-    instructions = iter(instructions_in(disassembled(b"".join(codes), "-b", kernels[0].target.replace("sm_", "SM"))))
-    return [list(itertools.islice(instructions, len(code) // INSTRUCTION_BYTES)) for code in codes]
-
-
-def code_in(cubin: bytes) -> bytes:
-    """The machine code in a cubin, an ELF file: its sections .text."""
-    (start,), (size, count, of_names) = struct.unpack_from("<Q", cubin, 40), struct.unpack_from("<3H", cubin, 58)
-    sections = [struct.unpack_from("<2I4Q", cubin, start + number * size) for number in range(count)]
-    names = sections[of_names][4]
-    return b"".join(cubin[begin : begin + length] for name, _, _, _, begin, length in sections if cubin.startswith(b".text.", names + name))
 
 
 OPTIONS = dict(fastmath=False, launch_bounds=None, max_registers=None)  # of `kernel`, with their defaults; and contract, if it is False

@@ -18,8 +18,7 @@ from minllm.cli import inspection
 from minllm.cli.inspection import inspect_kernel
 from minllm.kernels.quantization.formats import KV_FORMATS
 from minllm.machine.devices import missing_compilers
-from minllm.runtime.compiler import sass_of_all
-from minllm.runtime.machine_code import opcodes
+from minllm.runtime.machine_code import opcodes, sass_of_all
 from tests.compile.table import PROPERTY
 from tests.covering import covering
 

@@ -7,6 +7,7 @@ from numba import cuda, uint64
 from minllm import ptx
 from minllm.errors import SimulationError
 from minllm.runtime.kernel import kernel
+from minllm.runtime.machine_code import sass_of_all
 from minllm.sim.engines import using_engine
 from tests.ptx.cases_barrier import (
     PIPELINES,
@@ -41,16 +42,17 @@ def test_a_warp_reduces_words(device, engine):
 
 def test_machine_code():
     x = np.zeros((1, 64), np.float32)
-    compiled = make_pipeline_kernel(2).compile(x, x[0], 1)
-    text = "\n".join(compiled.sass())
-    for expected in ("SYNCS.EXCH.64", "SYNCS.PHASECHK.TRANS64.TRYWAIT", "SYNCS.ARRIVE.TRANS64"):
-        assert expected in text
-    assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
-    turns = turns_kernel.compile(np.zeros((4, 32), np.int32))
-    text = "\n".join(turns.sass())
-    assert "BAR.SYNC" in text and "BAR.ARV" in text and "ELECT" in text
-    assert (turns.spill_bytes, turns.stack_bytes) == (0, 0)
-    assert "REDUX.MAX" in "\n".join(redux_kernel.compile(*2 * [np.zeros(96, np.uint32)]).sass())
+    compiled = [
+        make_pipeline_kernel(2).compile(x, x[0], 1),
+        turns_kernel.compile(np.zeros((4, 32), np.int32)),
+        redux_kernel.compile(*2 * [np.zeros(96, np.uint32)]),
+    ]
+    phases = ("SYNCS.EXCH.64", "SYNCS.PHASECHK.TRANS64.TRYWAIT", "SYNCS.ARRIVE.TRANS64")
+    expected = (phases, ("BAR.SYNC", "BAR.ARV", "ELECT"), ("REDUX.MAX",))
+    for one, words, sass in zip(compiled, expected, sass_of_all(compiled), strict=True):
+        for word in words:
+            assert word in "\n".join(sass)
+        assert (one.spill_bytes, one.stack_bytes) == (0, 0)
 
 
 MISTAKES = [

@@ -8,6 +8,7 @@ from numba import cuda, float32, uint64
 from minllm import ptx
 from minllm.errors import KernelArgumentError, SimulationError
 from minllm.runtime.kernel import kernel
+from minllm.runtime.machine_code import sass_of_all
 from minllm.runtime.tensor_map import tensor_map
 from tests.ptx.cases_bulk_copy import RUNS, TILES, check_run, check_tile, make_run_kernel, make_tile_kernel, tile_arguments
 
@@ -22,23 +23,18 @@ def test_runs_of_bytes_come_and_go(byte_count, device):
     check_run(byte_count, device)
 
 
-@pytest.mark.parametrize("case", TILES[1::2], ids=str)
-def test_machine_code_of_tensor_copies(case, device):
-    arguments, _, _ = tile_arguments(case, device)
-    compiled = make_tile_kernel(len(case[0]), arguments[2].size)[0].compile(*arguments)
-    text = "\n".join(compiled.sass())
-    for expected in (f"UTMALDG.{len(case[0])}D", f"UTMASTG.{len(case[0])}D", "UTMACMDFLUSH", "UTMACCTL.IV", "SYNCS.ARRIVE.TRANS64"):
-        assert expected in text
-    assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
-
-
-def test_machine_code_of_runs():
-    x = np.zeros(64, np.uint16)
-    compiled = make_run_kernel(48).compile(x, x, 8)
-    text = "\n".join(compiled.sass())
-    for expected in ("UBLKCP.S.G", "UBLKCP.G.S", "FENCE.VIEW.ASYNC", "SYNCS.CCTL.IV"):
-        assert expected in text
-    assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
+def test_machine_code_of_copies(device):
+    x, expected, compiled = np.zeros(64, np.uint16), [("UBLKCP.S.G", "UBLKCP.G.S", "FENCE.VIEW.ASYNC", "SYNCS.CCTL.IV")], []
+    compiled.append(make_run_kernel(48).compile(x, x, 8))
+    for case in TILES[1::2]:
+        arguments, _, _ = tile_arguments(case, device)
+        axes = len(case[0])
+        compiled.append(make_tile_kernel(axes, arguments[2].size)[0].compile(*arguments))
+        expected.append((f"UTMALDG.{axes}D", f"UTMASTG.{axes}D", "UTMACMDFLUSH", "UTMACCTL.IV", "SYNCS.ARRIVE.TRANS64"))
+    for one, words, sass in zip(compiled, expected, sass_of_all(compiled), strict=True):
+        for word in words:
+            assert word in "\n".join(sass)
+        assert (one.spill_bytes, one.stack_bytes) == (0, 0)
 
 
 def make_mistaken(mistake):

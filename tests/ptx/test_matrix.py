@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from minllm import ptx
+from minllm.runtime.machine_code import sass_of_all
 from tests.ptx.cases_matrix import (
     BFLOAT16,
     FP8,
@@ -36,40 +37,41 @@ def test_fp8_and_back(name, device):
     check_fp8(name, device)
 
 
-@pytest.mark.parametrize("move", MOVES, ids=str)
-def test_machine_code_of_moves(move, device):
-    tiles, transposed = move
-    compiled = make_move_kernel(*move).compile(*move_arguments(tiles, device)[0])
-    text = "\n".join(compiled.sass())
-    kind = f"16.M{'T' if transposed else ''}88{'' if tiles == 1 else f'.{tiles}'} "
-    assert f"LDSM.{kind}" in text and f"STSM.{kind}" in text
-    assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
+def test_machine_code_of_moves(device):
+    compiled = [make_move_kernel(tiles, transposed).compile(*move_arguments(tiles, device)[0]) for tiles, transposed in MOVES]
+    for (tiles, transposed), one, sass in zip(MOVES, compiled, sass_of_all(compiled), strict=True):
+        kind = f"16.M{'T' if transposed else ''}88{'' if tiles == 1 else f'.{tiles}'} "
+        assert f"LDSM.{kind}" in "\n".join(sass) and f"STSM.{kind}" in "\n".join(sass)
+        assert (one.spill_bytes, one.stack_bytes) == (0, 0)
 
 
 # Hopper has no fp8 unit behind mma.sync (only behind wgmma): it converts to float16 and multiplies those.
-MACHINE_CODE = [
-    ("mma_m16n8k8_tf32", (8, 0), "HMMA.1688.F32.TF32"),
-    ("mma_m16n8k16_bf16", (9, 0), "HMMA.16816.F32.BF16"),
-    ("mma_m16n8k16_f16", (9, 0), "HMMA.16816.F32 "),
-    ("mma_m16n8k32_s8", (9, 0), "IMMA.16832.S8.S8"),
-    ("mma_m16n8k32_u8_s8", (9, 0), "IMMA.16832.U8.S8"),
-    ("mma_m16n8k32_e4m3", (8, 9), "QMMA.16832.F32.E4M3.E4M3"),
-    ("mma_m16n8k32_e4m3", (9, 0), "HMMA.16816.F32 "),
-    ("mma_m16n8k32_e5m2", (8, 9), "QMMA.16832.F32.E5M2.E5M2"),
-]
+MACHINE_CODE = {
+    (8, 0): {"mma_m16n8k8_tf32": "HMMA.1688.F32.TF32"},
+    (8, 9): {"mma_m16n8k32_e4m3": "QMMA.16832.F32.E4M3.E4M3", "mma_m16n8k32_e5m2": "QMMA.16832.F32.E5M2.E5M2"},
+    (9, 0): {
+        "mma_m16n8k16_bf16": "HMMA.16816.F32.BF16",
+        "mma_m16n8k16_f16": "HMMA.16816.F32 ",
+        "mma_m16n8k32_s8": "IMMA.16832.S8.S8",
+        "mma_m16n8k32_u8_s8": "IMMA.16832.U8.S8",
+        "mma_m16n8k32_e4m3": "HMMA.16816.F32 ",
+    },
+}
 
 
-@pytest.mark.parametrize("name, capability, expected", MACHINE_CODE)
-def test_machine_code_of_products(name, capability, expected, device):
-    compiled = make_mma_kernel(name).compile(*mma_arguments(name, device)[0], compute_capability=capability)
-    assert any(expected in line for line in compiled.sass())
-    assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0)
+@pytest.mark.parametrize("capability", MACHINE_CODE, ids=str)
+def test_machine_code_of_products(capability, device):
+    expected = MACHINE_CODE[capability]
+    compiled = [make_mma_kernel(name).compile(*mma_arguments(name, device)[0], compute_capability=capability) for name in expected]
+    for name, one, sass in zip(expected, compiled, sass_of_all(compiled), strict=True):
+        assert any(expected[name] in line for line in sass), name
+        assert (one.spill_bytes, one.stack_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("name", FP8)
-def test_machine_code_of_conversions(name, device):
-    text = "\n".join(make_fp8_kernel(name).compile(*fp8_arguments(device)[0]).sass())
-    assert f"F2FP.SATFINITE.{name.upper()}.F32" in text and f"F2FP.F16.{name.upper()}.UNPACK_B" in text
+def test_machine_code_of_conversions(device):
+    for name, sass in zip(FP8, sass_of_all([make_fp8_kernel(name).compile(*fp8_arguments(device)[0]) for name in FP8]), strict=True):
+        text = "\n".join(sass)
+        assert f"F2FP.SATFINITE.{name.upper()}.F32" in text and f"F2FP.F16.{name.upper()}.UNPACK_B" in text
 
 
 def test_conversions_of_16_bits_against_numpy():
