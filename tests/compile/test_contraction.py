@@ -8,8 +8,9 @@ import pytest
 from minllm.machine.devices import missing_compilers
 from minllm.machine.numba_cuda import types
 from minllm.runtime import listing
-from minllm.runtime.compiler import compile_listing
+from minllm.runtime.compiler import OPTIONS, prepare
 from minllm.runtime.kernel import kernel
+from minllm.runtime.machine_code import disassembled
 from minllm.sim.typing import infer_kernel
 from tests.sim.test_contraction import CASES, all_cases
 
@@ -22,11 +23,11 @@ FUSED, ADDED = re.compile(r"[FDH]FMA"), re.compile(r"[FDH]ADD")
 def sums_of():
     """{contract: {line: (fma's, additions)}} of the machine code of all_cases()."""
     function, _ = all_cases()
+    linker, _, _ = prepare(function, ARGUMENTS, (9, 0), OPTIONS, lineinfo=True)  # once: it is the linker that contracts
     found = {}
-    for contract in (True, False):
-        made, _ = compile_listing(function, ARGUMENTS, (9, 0), contract=contract)
-        counts = found[contract] = {}
-        for piece in listing.sass_pieces(made.disassembly("-g")):
+    for linker.contract in (True, False):
+        counts = found[linker.contract] = {}
+        for piece in listing.sass_pieces(disassembled(linker.link_to("cubin"), "-c", "-g")):
             fused, added = counts.get(piece.line, (0, 0))
             names = [opcode(one) for one in piece.instructions]
             counts[piece.line] = fused + sum(map(bool, map(FUSED.match, names))), added + sum(map(bool, map(ADDED.match, names)))
