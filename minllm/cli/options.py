@@ -17,7 +17,7 @@ import typer
 from minllm.cli.terminal import output_file
 from minllm.engine.option_help import meanings
 from minllm.engine.options import DEVICES, DTYPE_ALIASES, DTYPES, EngineOptions
-from minllm.errors import InvalidOptionError
+from minllm.errors import InvalidOptionError, shown
 
 JsonOption = Annotated[
     Path | None,
@@ -135,8 +135,8 @@ def parsed_speculation(text: str | None) -> Any:
     """The parsed JSON of --speculative-config. Raises InvalidOptionError if it is not valid JSON."""
     try:
         return None if text is None else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidOptionError(
-            f"--speculative-config {text} is not allowed: {error}. Write JSON in single quotes: "
+            f"--speculative-config {shown(text)} is not allowed: {error}. Write JSON in single quotes: "
             '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4}\'.'
         ) from None

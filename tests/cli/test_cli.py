@@ -122,6 +122,7 @@ def test_options_reach_the_sampler(model_directory):
         (["--max-model-len", "0"], "max_model_len=0"),
         (["--kv-cache-policy", "vmm"], "kv_cache_policy='vmm'"),
         (["--speculative-config", "{ngram}"], "Write JSON in single quotes"),
+        (["--speculative-config", "[" * 5000], "Write JSON in single quotes"),
         (["--speculative-config", '["ngram"]'], "give None or a dictionary"),
         (["--speculative-config", '{"method": "ngram"}'], "needs num_speculative_tokens"),
         (["--kv-cache-policy", "virtual", "--enable-prefix-caching"], "enable_prefix_caching=True"),
