@@ -17,9 +17,10 @@ Prabhu et al. 2024, "vAttention: Dynamic Memory Management for Serving LLMs with
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from minllm.errors import InvalidOptionError
+from minllm.errors import InvalidOptionError, shown
 
 POLICIES = ("contiguous", "paged", "virtual")
+MOST = 10**9  # of tokens, sequences or GPUs in a plan: products of larger numbers do not fit a float
 PAGE_BYTES = 2 * 2**20  # the smallest unit of physical memory that a GPU's driver maps
 
 
@@ -34,9 +35,10 @@ class AllocationPolicy:
     def __post_init__(self) -> None:
         if self.name not in POLICIES:
             raise InvalidOptionError(f"kv-policy {self.name} is not allowed: it is one of {', '.join(POLICIES)}.")
-        if self.block_size < 1:
-            raise InvalidOptionError(f"block-size {self.block_size} is not allowed: it is at least 1.")
-        if self.name == "contiguous" and not self.max_model_len:
+        for name, tokens in (("block-size", self.block_size), ("max-model-len", self.max_model_len)):
+            if tokens is not None and not 1 <= tokens <= MOST:
+                raise InvalidOptionError(f"{name} {shown(tokens)} is not allowed: it is from 1 to {MOST:,}.")
+        if self.name == "contiguous" and self.max_model_len is None:
             raise InvalidOptionError("A contiguous cache sets max-model-len tokens aside for every sequence: say how many.")
 
     def allocated_bytes(self, tokens: int, token_bytes: int) -> int:
@@ -46,7 +48,10 @@ class AllocationPolicy:
         if self.name == "paged":
             return _whole(tokens, self.block_size) * self.block_size * token_bytes
         if tokens > self.max_model_len:
-            raise InvalidOptionError(f"{tokens:,} tokens do not fit a contiguous cache of {self.max_model_len:,} a sequence: raise it.")
+            raise InvalidOptionError(
+                f"{tokens:,} tokens do not fit a contiguous cache of {self.max_model_len:,} per sequence: raise max-model-len, or lower "
+                "context."
+            )
         return self.max_model_len * token_bytes
 
 

@@ -17,12 +17,13 @@ from minllm.planning.plan import Plan, Wishes, make_plan
 def compare_caches(config: ModelConfig, gpu: Gpu, wishes: Wishes) -> list[Plan]:
     """Plans for each policy with the wished 16-bit or 32-bit format (else bfloat16), then for each quantised format.
 
-    Quantised formats take the wished policy; those that do not support the model's head_dim are left out. Each plan is for its own largest
-    batch, or for one sequence if none fits.
+    Quantised formats take the wished policy, or paged if that is virtual, which keeps numbers as they are; those that do not support the
+    model's head_dim are left out. Each plan is for its own largest batch, or for one sequence if none fits.
     """
     wished = kv_format_name(wishes.kv_dtype)
     wide = wished if wished in KV_ITEMSIZES else "bfloat16"
-    choices = [(policy, wide) for policy in POLICIES] + [(wishes.policy.name, name) for name in KV_FORMATS]
+    quantised = "paged" if wishes.policy.name == "virtual" else wishes.policy.name
+    choices = [(policy, wide) for policy in POLICIES] + [(quantised, name) for name in KV_FORMATS]
     plans = []
     for policy, kv_dtype in choices:
         try:

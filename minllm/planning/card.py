@@ -17,7 +17,7 @@ def as_text(title: str, rows: list[tuple[str, str]]) -> Text:
     """A title, and below it one line per row."""
     text = Text(title, style="bold")
     for name, value in rows:
-        text.append(f"\n{name:<18}", style="not bold dim").append(value, style="not bold")
+        text.append(f"\n{name:<20}", style="not bold dim").append(value, style="not bold")
     return text
 
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +10,7 @@ from rich.console import Console
 from minllm import costs
 from minllm.costs import Stage
 from minllm.costs.pipeline import last_stage, micro_batches
+from minllm.errors import InvalidOptionError
 from minllm.kernels.quantization.formats import CHANNEL_FORMATS
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.machine.hardware import gpu_named, read_measurements
@@ -91,9 +92,19 @@ def wishes_for(
         cached = weights if weights in KV_ITEMSIZES else "bfloat16"
     if block_size is None:
         block_size = TOKEN_GROUP if cached in CHANNEL_FORMATS else BLOCK_SIZE
+    _check_cache(kv_policy, cached, block_size)
     context = context or min(4096, config.max_position_embeddings)
+    wishes = Wishes(dtype=weights, kv_dtype=cached, context=context, **others)  # checks the context, by its own name
     policy = costs.AllocationPolicy(kv_policy, block_size, max_model_len or max(context, config.max_position_embeddings))
-    return Wishes(dtype=weights, kv_dtype=cached, context=context, policy=policy, **others)
+    return replace(wishes, policy=policy)
+
+
+def _check_cache(policy: str, kv_dtype: str, block_size: int) -> None:
+    """Raise InvalidOptionError for a combination that LLM() refuses too."""
+    if policy == "virtual" and kv_dtype not in KV_ITEMSIZES:
+        raise InvalidOptionError(f"--kv-dtype {kv_dtype} is not allowed with --kv-policy virtual, which keeps numbers as they are.")
+    if policy == "paged" and kv_dtype in CHANNEL_FORMATS and block_size % TOKEN_GROUP:
+        raise InvalidOptionError(f"--block-size {block_size} is not allowed with --kv-dtype {kv_dtype}: it is a multiple of {TOKEN_GROUP}.")
 
 
 def phases(config: ModelConfig, wishes: Wishes) -> dict[str, list[Stage]]:

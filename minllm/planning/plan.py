@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 
 from minllm import costs
 from minllm.cache.capacity import activation_bytes
+from minllm.costs.cache_policies import MOST
 from minllm.costs.parameters import expert_parameters, layer_matrices
 from minllm.costs.pipeline import MicroBatches, last_stage, micro_batches, prompt_parts
 from minllm.costs.step_limits import step_limits
-from minllm.errors import InvalidOptionError
+from minllm.errors import InvalidOptionError, shown
 from minllm.machine.hardware import Gpu
 from minllm.models.config import ModelConfig
 from minllm.models.parts.experts import touched_experts
@@ -46,8 +47,8 @@ class Wishes:
 
     def __post_init__(self) -> None:
         for name in ("context", "batch", "tensor_parallel", "pipeline_parallel"):
-            if getattr(self, name) < 1:
-                raise InvalidOptionError(f"{name.replace('_', '-')} {getattr(self, name)} is not allowed: it is at least 1.")
+            if not 1 <= getattr(self, name) <= MOST:
+                raise InvalidOptionError(f"{name.replace('_', '-')} {shown(getattr(self, name))} is not allowed: it is from 1 to {MOST:,}.")
         kv_window(self.kv_dtype, self.kv_window)
         if not 0 < self.memory_share <= 1:
             raise InvalidOptionError(f"memory-share {self.memory_share} is not allowed: it is above 0 and at most 1.")

@@ -263,6 +263,7 @@ def test_every_family_on_every_gpu_makes_a_card(family, gpu):
     for dtype in ("float32", "float16", "int8"):
         plan = make_plan(config, GPUS[gpu], Wishes(context=200, dtype=dtype, price_per_hour=1.0))
         assert all(value for _, value in card.plan_rows(plan))
+        assert all(len(name) < 20 for name, _ in card.plan_rows(plan))  # a space is left before the value
         json.dumps(card.as_json(plan, []))
 
 
@@ -371,6 +372,8 @@ def test_all_caches_beside_each_other():
     assert all(len(line) == 12 for line in lines)  # whole lines, none wrapped
     odd = invoke("bundled", "--gpu", "t4", "--context", "100", "--caches")
     assert odd.exit_code == 0
+    pages = invoke("llama-3.1-8b", "--kv-policy", "virtual", "--caches").stdout
+    assert "paged       int8" in pages and "virtual     int8" not in pages
 
 
 @pytest.mark.parametrize(
@@ -384,6 +387,10 @@ def test_all_caches_beside_each_other():
         (["llama-3.1-8b", "--kv-policy", "contiguous", "--context", "5000", "--max-model-len", "4096"], "4,096"),
         (["llama-3.1-8b", "--tensor-parallel", "3"], "1, 2, 4, 8, 16"),
         (["--gpu", "t4"], "NVIDIA H200"),
+        (["llama-3.1-8b", "--kv-policy", "virtual", "--kv-dtype", "int8"], "--kv-dtype int8 is not allowed with --kv-policy virtual"),
+        (["llama-3.1-8b", "--kv-dtype", "kivi_int4", "--block-size", "16"], "--block-size 16 is not allowed with --kv-dtype kivi_int4"),
+        *((["llama-3.1-8b", option, "9" * 400], f"{option[2:]} 999") for option in ("--batch", "--context", "--tensor-parallel")),
+        *((["llama-3.1-8b", option, "9" * 400], f"{option[2:]} 999") for option in ("--block-size", "--max-model-len")),
     ],
 )
 def test_mistakes_are_explained_in_one_line(arguments, message):
