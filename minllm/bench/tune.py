@@ -39,7 +39,7 @@ def run(model: str | None, shapes: Sequence[str], json_file: Path | None) -> Non
     """
     wanted = [parse_shape(text) for text in shapes]
     if model is not None or not wanted:
-        wanted += model_shapes(find_config("llama-3.1-8b" if model is None else model)[1])
+        wanted += model_shapes(find_config("llama-3.1-8b" if model is None else model, quantized=True)[1])
     if not is_available():
         raise DeviceError("minllm tune measures a GPU, and no usable NVIDIA GPU was found: run `minllm doctor` to see what is missing.")
     gpu, measure = measurement()

@@ -10,8 +10,9 @@ from minllm.errors import InvalidOptionError
 from minllm.models.config import ModelConfig
 from minllm.models.config_reader import parse_model_config
 from minllm.models.gguf.gguf_file import is_gguf
-from minllm.models.json_files import read_json
+from minllm.models.json_files import Fields, read_json
 
+QUANTIZATION = "quantization_config"  # the key of config.json
 BUNDLED_CONFIG = Path(__file__).parent.parent / "data" / "models" / "bundled" / "config.json"
 
 _LLAMA_3_ROPE = dict(
@@ -76,24 +77,43 @@ def named_config(name: str) -> ModelConfig:
     return parse_model_config(SHAPES[name], source=f"shape {name}")
 
 
-def find_config(model: str) -> tuple[str, ModelConfig]:
+def find_config(model: str, quantized: bool = False) -> tuple[str, ModelConfig]:
     """(name, ModelConfig) of a known shape, a model directory, a GGUF file, or a bare JSON file.
 
-    Raises InvalidOptionError if it is none of them, CheckpointError and UnsupportedModelError as read_model_config does.
+    quantized: the caller asks for stored_quantization, so a quantization_config is not refused. Raises InvalidOptionError if it is none of
+    them, CheckpointError and UnsupportedModelError as read_model_config does.
     """
     path = Path(model)
     if is_gguf(path):
         from minllm.models.gguf.gguf_model import GgufModel  # imported here, so that other plans do not need tokenizers
 
         return path.stem, GgufModel(path).config()
-    if model and path.is_dir():
-        path = path / "config.json"
-    if path.is_file() or path.name == "config.json":
-        name = path.resolve().parent.name if path.name == "config.json" else path.stem
-        return name, parse_model_config(read_json(path), str(path))
+    if (file := _json_file(model)) is not None:
+        values = read_json(file)
+        if quantized:
+            values.pop(QUANTIZATION, None)
+        return file.resolve().parent.name if file.name == "config.json" else file.stem, parse_model_config(values, str(file))
     if model == "bundled" or model in SHAPES:
         return model, parse_model_config(shape_values(model), f"shape {model}")
     raise InvalidOptionError(
         f"{model or repr(model)} is neither a file, nor a model directory, nor a known shape. Give the path of a config.json or meta.json, "
         f"or one of bundled, {', '.join(SHAPES)}."
     )
+
+
+def stored_quantization(model: str) -> str | None:
+    """How a model directory or a JSON file says that its matrices are stored, such as "awq"; None for plain ones and other models.
+
+    Raises CheckpointError if the file is damaged.
+    """
+    file = None if is_gguf(Path(model)) else _json_file(model)
+    stored = {} if file is None else Fields(read_json(file), str(file)).object(QUANTIZATION)
+    return str(stored.get("quant_method", "quantized")) if stored else None
+
+
+def _json_file(model: str) -> Path | None:
+    """The JSON file of a model directory, or the path of one; None if `model` is neither."""
+    path = Path(model)
+    if model and path.is_dir():
+        path = path / "config.json"
+    return path if path.is_file() or path.name == "config.json" else None

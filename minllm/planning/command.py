@@ -15,7 +15,7 @@ from minllm.kernels.quantization.formats import CHANNEL_FORMATS
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.machine.hardware import gpu_named, read_measurements
 from minllm.models.config import ModelConfig
-from minllm.models.shapes import find_config
+from minllm.models.shapes import find_config, stored_quantization
 from minllm.planning import card
 from minllm.planning.caches import cache_table, compare_caches
 from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, kv_format_name, kv_itemsize, weight_format_name
@@ -54,7 +54,9 @@ def run(
         print_comparisons(console, gpu_name, compared)
         write(json_file, dict(gpu=gpu_name, measured=[asdict(one) for one in compared]))
         return
-    name, config = find_config(model)
+    name, config = find_config(model, quantized=True)
+    if dtype is None and (method := stored_quantization(model)):
+        raise InvalidOptionError(f"{model} stores its matrices quantised ({method}): say as what to count them, such as --dtype int4_g128.")
     plan = make_plan(config, limits, wishes_for(config, dtype, kv_dtype, kv_policy, block_size, max_model_len, **wishes))
     context = plan.wishes.context
     by_format = compare_weights(config, gpu_name, limits, context) if formats else None

@@ -324,6 +324,16 @@ def test_the_command_prints_a_card_for_a_bare_meta_json(tmp_path):
         assert word in result.stdout
 
 
+def test_a_quantised_checkpoint_is_planned_in_the_format_that_the_user_names(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(FAMILIES["qwen3"] | {"quantization_config": {"quant_method": "awq", "bits": 4}}))
+    for model in (tmp_path, tmp_path / "config.json"):
+        unnamed, named = invoke(model), invoke(model, "--dtype", "int8")
+        assert (
+            unnamed.exit_code == 1 and "stores its matrices quantised (awq): say as what" in unnamed.stderr and "--dtype" in unnamed.stderr
+        )
+        assert named.exit_code == 0 and "numbers in int8" in named.stdout
+
+
 def test_the_command_says_what_grouping_saves():
     result = invoke("llama-2-70b", "--gpu", "h100", "--batch", 16, "--context", 1024)
     assert "0.33 MB" in result.stdout and "2.62 MB" in result.stdout and "42.95 GB" in result.stdout
