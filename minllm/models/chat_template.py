@@ -95,11 +95,13 @@ class ChatTemplate:
 
         It is trimmed if the template trims messages, which removes the space of the mark.
         """
-        end = text.rfind(FINAL_MARK.rstrip())
-        if end < 0:
+        mark = FINAL_MARK.rstrip()
+        if text.count(mark) != 1:
             raise InvalidRequestError(
-                f"{self._owner} leaves the final message out, or changes it, so that continue_final_message=True cannot continue it."
+                f"{self._owner} leaves the final message out, or changes it or repeats it, so that continue_final_message=True cannot "
+                "continue it."
             )
+        end = text.index(mark)
         return text[:end] if text.startswith(FINAL_MARK, end) else text[:end].rstrip()
 
 

@@ -58,7 +58,10 @@ def test_a_continued_message_ends_as_in_transformers(template, final):
     assert ChatTemplate(template).render(messages, add_generation_prompt=False, continue_final_message=True) == expected
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ messages[1].content | upper }}", "nothing"])
+TWICE = "{{ messages[-1].content }}{% for m in messages %}{{ m.content }}{% endfor %}"  # the place in the first copy would stay in the text
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", "{{ messages[1].content | upper }}", "nothing", TWICE])
 def test_a_template_that_drops_the_final_message_cannot_continue_it(template):
     messages = [{"role": "user", "content": "loop"}, {"role": "assistant", "content": "for"}]
     with pytest.raises(InvalidRequestError, match="leaves the final message out, or changes it"):
