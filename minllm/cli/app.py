@@ -13,7 +13,7 @@ from rich.console import Console
 
 from minllm.cli.bench import bench_app
 from minllm.cli.generation import chat, generate
-from minllm.cli.options import JsonOption
+from minllm.cli.options import JsonOption, refuse_idle
 from minllm.cli.quantize import quantize_command
 from minllm.cli.serve import serve
 from minllm.cli.terminal import open_missing_streams, output_file, run_to_the_end, user_errors
@@ -57,6 +57,7 @@ def root(
 
 @app.command()
 def plan(
+    context_of_command: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(metavar="[CONFIG]", help="config.json, meta.json, directory, GGUF file or known shape; without, what was measured."),
@@ -96,6 +97,8 @@ def plan(
     json_file: JsonOption = None,
 ) -> None:
     """Memory, largest batch, the least time a step can take, and cost of any model on any GPU. Needs neither weights nor GPU."""
+    if model is None:
+        refuse_idle(context_of_command, "without CONFIG, what was measured is printed", ("gpu", "json_file"))
     with user_errors():
         from minllm.planning import command
 
@@ -160,6 +163,7 @@ def doctor() -> None:
 
 @app.command()
 def exercise(
+    context: typer.Context,
     lesson: Annotated[
         str | None, typer.Argument(metavar="LESSON|NAME", help="A lesson's number, an exercise's name, or: project.", show_default=False)
     ] = None,
@@ -167,6 +171,8 @@ def exercise(
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there already.")] = False,
 ) -> None:
     """List the course's exercises, or write some to work on: a Python file and a notebook each, and a test."""
+    if lesson is None:
+        refuse_idle(context, "without LESSON or NAME, the exercises are listed", ())
     with user_errors():
         from minllm.course import commands
 
@@ -188,6 +194,7 @@ def check(
 
 @app.command()
 def race(
+    context: typer.Context,
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="A Python file with matmul, softmax or decode_attention.", show_default=False)
     ] = None,
@@ -204,6 +211,8 @@ def race(
     ] = None,
 ) -> None:
     """Check and trace a kernel of your own in the simulator, and on a GPU race it against the package's kernels and PyTorch's."""
+    if new is not None:
+        refuse_idle(context, "--new only writes a file", ("new", "file"))
     with user_errors():
         from minllm.course.race import command
 

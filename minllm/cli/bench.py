@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from minllm.cli.bench_serve import bench_serve
-from minllm.cli.options import JsonOption, engine, engine_options, takes
+from minllm.cli.options import JsonOption, engine, engine_options, refuse_idle, takes
 from minllm.cli.terminal import output_file, user_errors
 
 REPORT = Path("report.json")
@@ -115,6 +115,7 @@ def bench_all_reduce(
 @bench_app.command("ranks")
 @takes(engine("device", "dtype", "quantization", "variant"))
 def bench_ranks(
+    command: typer.Context,
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="A shape of plan, with random weights.")] = "llama-3.1-8b",
     tensor_parallel_size: Annotated[
         list[int] | None, typer.Option(min=1, help="GPUs per stage; default 1 and 2. May be repeated.", show_default=False)
@@ -141,6 +142,9 @@ def bench_ranks(
 
         given = engine_options(options)
         if context_parallel > 1:
+            engines = (one.name for one in engine("device", "dtype", "quantization", "variant"))
+            taken = ("context_parallel", "batch", "context", "json_file", *engines)
+            refuse_idle(command, "--context-parallel measures decode attention alone", taken)
             shared_contexts.run(context_parallel, given, shared_contexts.Work(batch or (1, 16, 64), context), json_file)
             return
         splits = [benchmark.Split(size, stages) for stages in pipeline_parallel_size or (1,) for size in tensor_parallel_size or (1, 2)]
@@ -277,6 +281,7 @@ def bench_sustained(json_file: JsonOption = None) -> None:
 @bench_app.command("speculation")
 @takes(engine("device", "dtype", "batch_invariant"))
 def bench_speculation(
+    command: typer.Context,
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "bundled",
     draft: Annotated[str, typer.Option(metavar="ngram|NAME|PATH", help="ngram, the bundled draft, a shape, a directory.")] = "ngram",
     num_speculative_tokens: Annotated[
@@ -300,6 +305,7 @@ def bench_speculation(
     """Decoding with drafts, compared with decoding without and with the prediction."""
     with user_errors():
         if counts is not None:
+            refuse_idle(command, "--counts tries every source of drafts", ("counts", "prompt_tokens", "tokens", "json_file"))
             from minllm.bench import speculation_counts
 
             speculation_counts.run(prompts=counts, prompt_tokens=prompt_tokens, tokens=tokens, json_file=json_file)

@@ -106,6 +106,14 @@ def takes(*groups: Iterable[inspect.Parameter]) -> Callable[[Callable], Callable
     return decorate
 
 
+def refuse_idle(context: typer.Context, reason: str, taken: Iterable[str]) -> None:
+    """Raise BadParameter for an option on the command line that has no effect; taken: the names of the parameters that have one."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in taken:
+            raise typer.BadParameter(f"{reason}: leave it out", param_hint=parameter.opts[0])
+
+
 def engine_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options of LLM() that a command's options hold."""
     given = {OTHER_NAMES.get(name, name): options[name] for name in ENGINE_OPTIONS if name in options}

@@ -6,14 +6,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from minllm.cli.options import refuse_idle
 from minllm.cli.terminal import user_errors
 from minllm.cli.text_input import read_text_file
 
+UNCALIBRATED = ("round", "clip")
 METHOD_HELP = "round, clip (int4, nf4), smoothquant, awq, gptq, smoothquant+gptq or awq+gptq; all but the first two calibrate on a text."
 TEXT_HELP = "A text file to calibrate on; default minllm's own source."
 
 
 def quantize_command(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(metavar="IN", help="Directory of a Hugging Face model in 16 or 32 bits.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The new directory.")],
     weight_format: Annotated[str, typer.Option("--format", metavar="FORMAT", help="int8, fp8, fp8_block, int4, int4_g128_zeros, nf4, ...")],
@@ -22,6 +25,8 @@ def quantize_command(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text to calibrate on.")] = 16384,
 ) -> None:
     """Write a quantised copy of a model, in compressed-tensors' layout (nf4: bitsandbytes'); embeddings and head stay as they are."""
+    if method in UNCALIBRATED:
+        refuse_idle(context, f"{method} reads no text", ("model", "out", "weight_format", "method"))
     with user_errors():
         from minllm.post_training.quantize import quantize
 

@@ -1,7 +1,7 @@
 """A 16-bit checkpoint quantised layer by layer, into a directory that LLM() loads.
 
     round        round to the nearest code
-    clip         the same; int4 and nf4 with the clipped scales of least error
+    clip         the same, with the clipped scales of least error; int4 and nf4 only
     smoothquant  first moves scales between activations and weights
     awq          first moves scales found by AWQ's search; int4 and nf4 scales are clipped
     gptq         later inputs compensate for rounding errors; int4 and nf4 scales are clipped
@@ -89,6 +89,8 @@ def quantize(
     if method not in METHODS:
         raise InvalidOptionError(f"method {method!r} is not allowed: take one of {', '.join(METHODS)}.")
     scheme = scheme_of(name, clip=method not in ("round", "smoothquant"))
+    if method == "clip" and not name.startswith(("int4", "nf4")):
+        raise InvalidOptionError(f"method 'clip' is not allowed with {name}, whose scales are not clipped: take round, int4 or nf4.")
     if os.path.lexists(out):  # a link to nothing counts
         raise InvalidOptionError(f"{out} exists: give the name of a new directory.")
     model = open_source(source)

@@ -20,6 +20,7 @@ GENERATE = ["generate", "--model", "MODEL", "--device", "cpu", "--temperature", 
 CHAT = ["chat", *GENERATE[1:-1]]
 QUANTIZE = ["quantize", "MODEL"]
 INT8 = ["--format", "int8"]
+GPTQ = [*INT8, "--method", "gptq"]
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ REFUSED = {  # input -> (files, arguments, standard input, what the line says)
     "quantize below a file": ({"f": b""}, [*QUANTIZE, "DIR/f/out", *INT8], b"", "f/out cannot be written: Not a directory"),
     "quantize over a link to nothing": ({}, [*QUANTIZE, "DIR/link", *INT8], b"", "link exists: give the name of a new directory"),
     "quantize into a file": ({"f": b"kept"}, [*QUANTIZE, "DIR/f", *INT8], b"", "f exists: give the name of a new directory"),
-    "quantize with a text in Latin-1": ({"t": b"caf\xe9"}, [*QUANTIZE, "DIR/out", *INT8, "--text", "DIR/t"], b"", "t is not UTF-8 text"),
+    "quantize with a text in Latin-1": ({"t": b"caf\xe9"}, [*QUANTIZE, "DIR/out", *GPTQ, "--text", "DIR/t"], b"", "t is not UTF-8 text"),
     "quantize an adapter": (
         {"adapter_config.json": b'{"base_model_name_or_path": "a/b"}'}, ["quantize", "DIR", "DIR/out", *INT8], b"",
         "holds an adapter .adapter_config.json., not a whole model, .* base model 'a/b' first",
@@ -138,6 +139,26 @@ def test_no_command_works_for_a_file_that_cannot_be_written(run, tmp_path, comma
     result = run([*command.split(), "DIR"])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"minllm: {tmp_path} cannot be written: Is a directory. Name a file in a folder that exists.\n"
+
+
+IDLE = {  # options without effect -> (arguments, the flag that is named)
+    "a plan of nothing": (["plan", "--gpu", "h200", "--batch", "4"], "--batch"),
+    "a folder for the list of exercises": (["exercise", "--out", "DIR/x"], "--out"),
+    "a picture of a race that is not run": (["race", "--new", "softmax", "DIR/x.py", "--svg", "DIR/x.svg"], "--svg"),
+    "a text for rounding": ([*QUANTIZE, "DIR/x", *INT8, "--text", __file__], "--text"),
+    "a number of tokens for rounding": ([*QUANTIZE, "DIR/x", *INT8, "--tokens", "9"], "--tokens"),
+    "a model beside all sources of drafts": (["bench", "speculation", "--counts", "1", "--model", "bundled"], "--model"),
+    "layers beside attention alone": (["bench", "ranks", "--context-parallel", "2", "--prompt", "9"], "--prompt"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_an_option_without_effect_is_refused(run, tmp_path, name):
+    arguments, flag = IDLE[name]
+    result = run(arguments)
+    said = " ".join(result.stderr.replace("│", " ").split())
+    assert (result.exit_code, result.stdout) == (2, "") and f"Invalid value for {flag}: " in said and said.count("leave it out") == 1, said
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_for_both_forms_of_json_is_refused(run, tmp_path):

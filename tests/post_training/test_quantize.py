@@ -183,6 +183,7 @@ def test_what_is_refused(tmp_path):
         (("float16",), "format 'float16' cannot be written"),
         (("int3",), "format 'int3' cannot be written"),
         (("int4", "best"), "method 'best' is not allowed"),
+        (("int8", "clip"), "method 'clip' is not allowed with int8"),
         (("int4_g128",), "int4_g128 has groups of 128 inputs"),
         (("int4", "gptq", ""), "the calibration text has 1 tokens"),
     ):
