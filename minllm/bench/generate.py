@@ -28,7 +28,7 @@ from minllm.errors import InvalidOptionError
 from minllm.models.config_reader import parse_model_config
 from minllm.models.gguf.gguf_file import is_gguf
 from minllm.models.json_files import read_json
-from minllm.models.shapes import SHAPES
+from minllm.models.shapes import SHAPES, find_config
 
 BUNDLED = "bundled"
 
@@ -60,10 +60,12 @@ def opened_model(
     """An LLM of the bundled model, a directory, a GGUF file, or a shape with random weights; max_num_seqs is 1 by default.
 
     max_model_len: maximum tokens per sequence; None: as many as model and memory allow. write: function that writes the directory of a
-    shape; None: write_shape.
+    shape; None: write_shape. Raises InvalidOptionError if the model has fewer positions than max_model_len.
     """
     options = dict(max_num_seqs=1) | options | dict(max_model_len=max_model_len, progress=sys.stderr.isatty())
     check_model(model)
+    if max_model_len is not None:
+        check_length(model, max_model_len)
     shape = shape_of(model)
     if shape is None:
         with LLM(None if model == BUNDLED else model, **options) as llm:
@@ -94,6 +96,13 @@ def check_model(model: str) -> None:
             f"--model {model} is neither a model directory, nor a GGUF file, nor a config.json, nor a known shape: give the path of one, "
             f"or one of {BUNDLED}, {', '.join(SHAPES)}. Nothing is downloaded."
         )
+
+
+def check_length(model: str, tokens: int) -> None:
+    """Raises InvalidOptionError if a model that check_model allows has fewer positions than the longest sequence has tokens."""
+    most = find_config(model, quantized=True)[1].max_position_embeddings
+    if tokens > most:
+        raise InvalidOptionError(f"the longest sequence has {tokens:,} tokens, and {model} has {most:,} positions: ask for fewer tokens.")
 
 
 def write_shape(directory: Path, config: dict[str, Any]) -> None:

@@ -208,6 +208,20 @@ def test_bench_takes_a_bare_config_json_for_its_shape(model_directory, tmp_path)
     assert result.exit_code == 1 and str(path) in result.stderr and "architecture" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "length"),
+    [
+        (["generate", "--prompt-tokens", 2000, "--tokens", 49], "2,049"),
+        (["serve", "--num-prompts", 2, "--input-len", 2000, "--output-len", 49], "2,049"),
+        (["speculation", "--prompt-tokens", 2000, "--tokens", 45], "2,049"),
+    ],
+)
+def test_bench_names_the_length_that_a_model_has_no_positions_for(command, length):
+    result = run("bench", *command, "--device", "cpu")
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1
+    assert f"the longest sequence has {length} tokens, and bundled has 2,048 positions: ask for fewer tokens" in result.stderr
+
+
 @pytest.mark.parametrize("command", [["bench", "generate", "--model"], ["bench", "perplexity", "--model"], ["chat", "--model"], ["plan"]])
 def test_an_empty_model_is_not_the_folder_that_one_is_in(command):
     result = run(*command, "")
