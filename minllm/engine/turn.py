@@ -1,5 +1,7 @@
 """Whose turn it is to use an engine: one thread's at a time, in the process that made it. Everybody else is told so at once.
 
+A thread whose requests have all ended returns its turn soon, after a step that it launched ahead: for that one others wait.
+
 Two threads in a scheduler, or two in the runner's arrays, would mix their tokens without an error. A forked process has neither the
 engine's threads nor its GPU, and a copy shares the memory in which the original writes.
 """
@@ -14,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 from minllm.errors import EngineBusyError
 
+GRACE = 10.0  # seconds to wait for a thread whose requests have all ended; a step that it launched ahead may still run
 ADVICE = "one thread can use it at a time: wait until it is done, or make an AsyncLLM, which any number of threads can use"
 
 
@@ -25,6 +28,7 @@ class Turn:
         self._readers: WeakKeyDictionary[Any, threading.Thread] = WeakKeyDictionary()  # open stream -> the thread that reads it
         self.depth = 0  # contexts in which this engine is used, one in the other
         self.is_stepping = self._is_closed = False
+        self.ends_soon = False  # whether the thread that uses the engine has no request left
 
     @property
     def is_here(self) -> bool:
@@ -41,7 +45,7 @@ class Turn:
 
     def __enter__(self) -> "Turn":
         self.check_process()
-        if not self._lock.acquire(blocking=False):
+        if not self._lock.acquire(timeout=GRACE if self.ends_soon else 0):
             raise EngineBusyError(f"Thread {self._holder!r} is using this engine, and {ADVICE}.")
         if self.is_stepping or self._is_closed:
             self._lock.release()
@@ -93,6 +97,8 @@ class Turn:
         self._is_closed = True
 
     def _begin(self) -> None:
+        if not self.depth:
+            self.ends_soon = False
         self.depth += 1
         self._holder = threading.current_thread().name
 

@@ -608,6 +608,36 @@ def test_shutdown_ends_everybody(engine):
             AsyncLLM.of(wrong)
 
 
+@pytest.mark.parametrize("failing", [False, True])
+def test_who_has_read_the_last_output_may_use_the_llm_at_once(llm, monkeypatch, failing):
+    """The engine's thread looks for new requests behind the last step; however long that takes, nobody has to wait for it."""
+    engine = AsyncLLM.of(llm)
+    stage, long = engine._pipeline.compute, SamplingParams(temperature=0.0, max_tokens=13)
+    arrived, add = stage._arrived, stage.core.add
+
+    def slowly(wait):
+        time.sleep(0 if wait else 0.03)
+        return arrived(wait)
+
+    def refuse_long(sequence):
+        if sequence.params.max_tokens == 13:
+            raise OutOfMemoryError("too long")
+        add(sequence)
+
+    monkeypatch.setattr(stage, "_arrived", slowly)
+    monkeypatch.setattr(stage.core, "add", refuse_long)
+    try:
+        if failing:
+            with pytest.raises(OutOfMemoryError, match="too long"):
+                run(last(engine.generate("def", long)))
+        else:
+            run(last(engine.generate("def", GREEDY)))
+        monkeypatch.undo()
+        assert llm.generate("def", GREEDY)[0].finished
+    finally:
+        engine.shutdown()
+
+
 def test_chat(tmp_path):
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     messages = [{"role": "user", "content": "write a loop"}]

@@ -1,6 +1,7 @@
 """Stage 2: the engine's loop. This thread alone touches the scheduler, the cache and the device."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from minllm.engine.core import EngineCore
 from minllm.engine.pipeline.bounded_queue import BoundedQueue
@@ -60,9 +61,10 @@ class ComputeStage:
             try:
                 self.core.add(request.begun[0])
                 self._requests[request.request_id] = request
+                self.core.turn.ends_soon = False
             except BaseException as error:  # noqa: BLE001 - a request that can never fit, for example; the others go on
                 request.error = as_exception(error)
-                self.moved.add([request])
+                self._pass_on([request])
 
     def _take_aborts(self) -> None:
         """End aborted requests. Requests that have not arrived yet end when they arrive; requests that have ended are skipped."""
@@ -71,13 +73,13 @@ class ComputeStage:
             if self._requests.get(request.request_id) is request:
                 del self._requests[request.request_id]
                 self.core.abort(request.begun)
-                self.moved.add([request])
+                self._pass_on([request])
 
     def _end_unseen(self, request: PipelineRequest) -> None:
         """End a request that was aborted before the scheduler saw it."""
         for sequence in request.begun:
             sequence.abort()
-        self.moved.add([request])
+        self._pass_on([request])
 
     def _report(self, moved: list[Sequence]) -> None:
         """Pass the requests that have ended, or have new tokens to show, to the next stage."""
@@ -92,4 +94,9 @@ class ComputeStage:
                 continue
             requests[request] = None
         if requests:
-            self.moved.add(requests)
+            self._pass_on(requests)
+
+    def _pass_on(self, requests: Iterable[PipelineRequest]) -> None:
+        """Give requests to the next stage. A user who then has the last output may use the LLM: its call waits for this thread."""
+        self.core.turn.ends_soon = not self._requests
+        self.moved.add(requests)
