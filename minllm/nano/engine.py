@@ -73,9 +73,10 @@ class NanoLLM:
             raise InvalidRequestError(f"The prompt has {len(tokens)} tokens; give 1 to {longest}, so that one more fits.")
         if not all(0 <= token < vocabulary for token in tokens):
             raise InvalidRequestError(f"The prompt has token ids outside the vocabulary: they are 0 to {vocabulary - 1}.")
-        if params.max_tokens < 1 or params.temperature < 0 or params.top_k < 0 or not 0 < params.top_p <= 1:
+        counts = params.max_tokens >= 1 and params.top_k >= 0 and (params.seed is None or params.seed >= 0)
+        if not (counts and 0 <= params.temperature < np.inf and 0 < params.top_p <= 1):
             raise InvalidRequestError(
-                f"{params}: max_tokens must be 1 or more, temperature and top_k 0 or more, top_p above 0 and at most 1."
+                f"{params}: max_tokens must be 1 or more, temperature, top_k and seed 0 or more, top_p above 0 and at most 1."
             )
         sequence = Sequence(tokens, params)
         self.scheduler.add(sequence)

@@ -82,6 +82,8 @@ def test_draws_follow_the_softmax_of_the_tokens_kept():
 def test_what_it_cannot_do_is_named(bundled):
     for prompt_given, params, message in (
         ([], SamplingParams(), "has 0 tokens"), ([5000], SamplingParams(), "0 to 4095"), ("x", SamplingParams(top_p=0), "top_p above 0"),
+        *(("x", SamplingParams(temperature=wrong), "temperature, top_k") for wrong in (-1, float("nan"), float("inf"))),
+        ("x", SamplingParams(temperature=1, seed=-1), "seed 0 or more"),
     ):  # fmt: skip
         with pytest.raises(InvalidRequestError, match=message):
             bundled.generate([prompt_given], params)
