@@ -22,6 +22,7 @@ from minllm.bench.record import Row, console, device_of, write_rows
 from minllm.engine.async_llm import AsyncLLM
 from minllm.engine.llm import LLM
 from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.errors import InvalidOptionError
 from minllm.models.source import bundled_model
 
 PROMPT_CHARACTERS = 1000
@@ -43,11 +44,16 @@ def run(model: str, options: dict[str, Any], *, num_prompts: int, tokens: int, r
 
 
 def measure(llm: LLM, num_prompts: int, tokens: int, repeats: int) -> dict[str, float]:
-    """The median seconds of each variant; the variants alternate, after one round of warm-up."""
+    """The median seconds of each variant; the variants alternate, after one round of warm-up.
+
+    Raises InvalidOptionError if the prompts leave no room for the tokens.
+    """
     text = minllm.held_out_text()
     starts = [index * 700 % (len(text) - PROMPT_CHARACTERS) for index in range(num_prompts)]
     prompts = [text[start : start + PROMPT_CHARACTERS] for start in starts]
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    if tokens > (room := llm.max_model_len - max(len(llm.tokenizer.encode(prompt)) for prompt in prompts)):
+        raise InvalidOptionError(f"--tokens {tokens} is not allowed: behind the longest prompt there is room for {room}.")
     engine = AsyncLLM.of(llm)
     variants: dict[str, Callable[[], Any]] = {
         "serial loop": lambda: llm.generate(prompts, params, use_tqdm=False),
