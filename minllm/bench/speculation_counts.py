@@ -19,10 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 import minllm
+from minllm.bench.generate import BUNDLED, check_length
 from minllm.bench.record import Row, write_rows
 from minllm.bench.speculation import STRIDE
 from minllm.engine.llm import LLM
 from minllm.engine.requests.sampling_params import SamplingParams
+from minllm.errors import InvalidOptionError
 
 CHARACTERS = 8  # characters to encode per token needed: a token has three or four
 MOST_DRAFTS = 8  # longest chain of drafts
@@ -59,7 +61,11 @@ def sources() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def run(*, prompts: int, prompt_tokens: int, tokens: int, json_file: Path | None, only: str = "") -> None:
-    """Count, print a table, write the record. only: count only sources with this string in their names."""
+    """Count, print a table, write the record. only: count only sources with this string in their names.
+
+    Raises InvalidOptionError if the model has no room for the tokens, or the text not enough of them.
+    """
+    check_length(BUNDLED, prompt_tokens + tokens)
     rows, case = [], f"bundled model, {prompts} prompts of {prompt_tokens} tokens, {tokens} new ones"
     table = Table("source", "tokens per step", "rows per step", title=case)
     for name, config in sources():
@@ -78,6 +84,8 @@ def count(config: dict[str, Any], prompts: int, prompt_tokens: int, tokens: int)
     with LLM(device="cpu", dtype="float32", max_num_seqs=1, speculative_config=config) as llm:
         text = minllm.held_out_text()[: CHARACTERS * (prompts * STRIDE + prompt_tokens)]  # the whole text takes seconds to encode
         ids = llm.tokenizer.encode(text)
+        if (needed := (prompts - 1) * STRIDE + prompt_tokens) > len(ids):
+            raise InvalidOptionError(f"{prompts} prompts of {prompt_tokens} tokens take {needed:,} tokens, and the text has {len(ids):,}.")
         for start in range(0, prompts * STRIDE, STRIDE):
             llm.generate([ids[start : start + prompt_tokens]], params)
         stats = llm.llm_engine.stats()

@@ -47,3 +47,15 @@ def test_counts_of_all_sources(tmp_path, capsys):
     [tokens, rows] = json.loads(path.read_text())["rows"]
     assert (tokens["unit"], rows["unit"]) == ("tokens per step", "rows per step") and 1 <= tokens["value"] < rows["value"]
     assert "W = 4, N = 3, G = 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("prompts", "prompt_tokens", "tokens", "says"),
+    [
+        (1, 2040, 30, "the longest sequence has 2,070 tokens, and bundled has 2,048 positions"),
+        (9999, 8, 3, "9999 prompts of 8 tokens take"),
+    ],
+)
+def test_counts_that_would_be_of_fewer_tokens_are_refused(prompts, prompt_tokens, tokens, says):
+    with pytest.raises(InvalidOptionError, match=says):
+        speculation_counts.run(prompts=prompts, prompt_tokens=prompt_tokens, tokens=tokens, json_file=None, only="n-grams, 1")
