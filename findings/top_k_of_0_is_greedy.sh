@@ -2,10 +2,9 @@
 # onnxruntime-genai 0.18.0, search options top_k and top_p with do_sample=True.
 #
 # Input: a model that gives four tokens 40%, 30%, 20% and 10%, and 1,000 draws with each set of options.
-# Expected: top_k=0 turns the limit off, as it does for transformers, whose generation_config.json is copied, and as top_p=0 does here; or it is
-# refused. A temperature of 5 makes the four tokens more alike.
-# Seen: with top_k=0 alone every draw is the first token, at a temperature of 5, too. With top_k=0 and top_p=1.0, which changes nothing elsewhere, the
-# draws are 40%, 30%, 20% and 10%. top_p=0 is off, and top_p=0.01 is the first token.
+# Expected: top_k=0 turns the limit off, as it does for transformers, and as top_p=0 does here; or it is refused.
+# Seen: with top_k=0 alone every draw is the first token, at a temperature of 5, too. With top_k=0 and top_p=1.0, which changes nothing
+# elsewhere, the draws are 40%, 30%, 20% and 10%. top_p=0 is off, and top_p=0.01 is the first token.
 # Exits 0 while this holds.
 set -euo pipefail
 folder=$(mktemp -d)
