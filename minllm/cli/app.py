@@ -110,6 +110,7 @@ def plan(
 
 @app.command()
 def inspect(
+    context: typer.Context,
     kernel: Annotated[str | None, typer.Argument(help="A kernel's name or part of it; default: list all.", show_default=False)] = None,
     cc: Annotated[str, typer.Option("--cc", metavar="CC", help="Compute capability of the GPU to compile for: 7.5, 8.0, 9.0...")] = "9.0",
     ptx: Annotated[bool, typer.Option("--ptx", help="Show the PTX, each piece under its line of Python.")] = False,
@@ -117,6 +118,8 @@ def inspect(
     json_file: JsonOption = None,
 ) -> None:
     """Compile a kernel for any GPU and show the result: registers, occupancy, instructions, code. Needs no GPU."""
+    if kernel is None:
+        refuse_idle(context, "without KERNEL, all are listed", ("cc", "json_file"))
     with user_errors():
         from minllm.cli import inspection_report
 

@@ -144,6 +144,7 @@ def test_no_command_works_for_a_file_that_cannot_be_written(run, tmp_path, comma
 IDLE = {  # options without effect -> (arguments, the flag that is named)
     "a plan of nothing": (["plan", "--gpu", "h200", "--batch", "4"], "--batch"),
     "a folder for the list of exercises": (["exercise", "--out", "DIR/x"], "--out"),
+    "the code of all kernels": (["inspect", "--ptx"], "--ptx"),
     "a picture of a race that is not run": (["race", "--new", "softmax", "DIR/x.py", "--svg", "DIR/x.svg"], "--svg"),
     "a text for rounding": ([*QUANTIZE, "DIR/x", *INT8, "--text", __file__], "--text"),
     "a number of tokens for rounding": ([*QUANTIZE, "DIR/x", *INT8, "--tokens", "9"], "--tokens"),
