@@ -111,6 +111,17 @@ def stored_quantization(model: str) -> str | None:
     return str(stored.get("quant_method", "quantized")) if stored else None
 
 
+def keeps_blocks(model: str) -> bool:
+    """Whether a GPU keeps some matrices of a GGUF file as they are stored (models/quantized/gguf_groups.py)."""
+    if not is_gguf(Path(model)):
+        return False
+    from minllm.models.gguf.gguf_model import GgufModel
+
+    source = GgufModel(model)
+    config = source.config()
+    return source.weight_format(config, source.checkpoint(config)) is not None
+
+
 def _json_file(model: str) -> Path | None:
     """The JSON file of a model directory, or the path of one; None if `model` is neither."""
     path = Path(model)

@@ -15,7 +15,7 @@ from minllm.kernels.quantization.formats import CHANNEL_FORMATS
 from minllm.kernels.quantization.groups import TOKEN_GROUP
 from minllm.machine.hardware import gpu_named, read_measurements
 from minllm.models.config import ModelConfig
-from minllm.models.shapes import find_config, stored_quantization
+from minllm.models.shapes import find_config, keeps_blocks, stored_quantization
 from minllm.planning import card
 from minllm.planning.caches import cache_table, compare_caches
 from minllm.planning.formats import KV_ITEMSIZES, WEIGHT_FORMATS, kv_format_name, kv_itemsize, weight_format_name
@@ -65,6 +65,8 @@ def run(
     console.print(card.as_text(f"plan: {name} on {number}{gpu_name}", card.plan_rows(plan, predicted_ms, prefill_ms)))
     if context > config.max_position_embeddings:
         console.print(f"note: this model was made for {config.max_position_embeddings:,} tokens of context at most")
+    if dtype is None and keeps_blocks(model):
+        console.print("note: a GPU keeps this file's matrices in Q8_0, Q4_0 and Q4_1 as they are, so that they take less than is counted")
     if caches:
         console.print("", cache_table(compare_caches(config, limits, plan.wishes)), sep="\n")
     if by_format:

@@ -238,7 +238,7 @@ def test_a_gguf_file_is_a_model_to_every_command(tmp_path):
     result = run("bench", "generate", "--device", "cpu", "--prompt-tokens", 5, "--tokens", 4, "--repeats", 1, "--model", path)
     assert result.exit_code == 0 and "random weights" not in result.stdout
     result = run("plan", path, "--gpu", "h100")
-    assert result.exit_code == 0 and "small" in result.stdout
+    assert result.exit_code == 0 and "small" in result.stdout and "a GPU keeps this file's matrices in Q8_0, Q4_0 and Q4_1" in result.stdout
 
 
 def test_bench_to_a_file_that_cannot_be_written_is_an_error_of_ours(model_directory, tmp_path):
