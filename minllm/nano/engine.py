@@ -62,7 +62,8 @@ class NanoLLM:
         self.weights = load_weights(self.ops, self.config, checkpoint, np.dtype(dtype), max_model_len)
         cache = (num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         self.caches = [tuple(self.ops.zeros(cache, np.dtype(dtype)) for _ in "kv") for _ in self.weights.layers]
-        ends = frozenset(source.generation_config().eos_token_ids or config.eos_token_ids)
+        stated, named = source.generation_config().eos_token_ids or config.eos_token_ids, self.tokenizer.eos_token_id
+        ends = frozenset(stated if named is None else (*stated, named))
         self.scheduler = Scheduler(BlockPool(num_blocks, block_size), max_num_seqs, max_num_batched_tokens, ends, max_model_len)
 
     def add(self, prompt: str | list[int], params: SamplingParams) -> Sequence:

@@ -1,5 +1,8 @@
 """nano's tokens are transformers' and the engine's, however its requests are batched, in NumPy and in the simulator."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -35,6 +38,17 @@ def test_greedy_equals_the_engine(bundled):
     found = bundled.generate(TEXTS, SamplingParams(max_tokens=16))
     assert [output.text for output in found] == [output.outputs[0].text for output in expected]
     assert [output.finish_reason for output in found] == [output.outputs[0].finish_reason for output in expected]
+
+
+def test_a_text_ends_where_the_tokenizer_alone_says_so(tmp_path):
+    shutil.copytree(model_directory("small"), tmp_path, dirs_exist_ok=True)
+    second = NanoLLM(tmp_path).generate([[5]], SamplingParams(max_tokens=2))[0].token_ids[1]
+    name = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {one: text for text, one in name.items()}[second]}))
+    with LLM(tmp_path, device="cpu", max_model_len=64) as llm:
+        expected = llm.generate([[5]], EngineParams(temperature=0, max_tokens=9))[0].outputs[0]
+    [found] = NanoLLM(tmp_path).generate([[5]], SamplingParams(max_tokens=9))
+    assert (found.finish_reason, found.token_ids) == (expected.finish_reason, expected.token_ids) and found.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("family, tokens", [("small qwen2", 1), ("small qwen3", 2)])
