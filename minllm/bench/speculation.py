@@ -29,12 +29,13 @@ from minllm.costs.step_time import StepTimes
 from minllm.engine.build.speculation import step_times
 from minllm.engine.llm import LLM
 from minllm.engine.llm_engine import LLMEngine
+from minllm.engine.options import EngineOptions
 from minllm.engine.requests.sampling_params import SamplingParams
 from minllm.engine.requests.sequence import Sequence
 from minllm.errors import InvalidOptionError
 from minllm.machine import driver
 from minllm.machine.hardware import find_gpu
-from minllm.models.source import bundled_model
+from minllm.models.source import bundled_model, open_source
 
 NGRAM = "ngram"
 STRIDE = 97  # tokens between the beginnings of prompts
@@ -61,7 +62,8 @@ def run(
 ) -> None:  # fmt: skip
     """Measure, print a line per case, write the record after each engine.
 
-    draft: "ngram", or a model as in `model`. options: those of LLM(). Raises InvalidOptionError for acceptance rates with trained weights.
+    draft: "ngram", or a model as in `model`. options: those of LLM(). Raises InvalidOptionError for acceptance rates with trained weights,
+    and the errors of wrong options and drafts before anything is measured.
     """
     check_model(model)
     if acceptance and shape_of(model) is None:
@@ -69,17 +71,23 @@ def run(
     rates = list(acceptance) or ([0.8] if shape_of(model) is not None else [None])
     out = console(json_file)
     options, length = options | dict(max_num_seqs=max(batches)), prompt_tokens + tokens + max(num_speculative_tokens)
-    with opened_model(model, options, length) as llm:
-        device, costs = device_of(llm), costs_of(llm)
-        plain = {count: measure(llm, count, prompt_tokens, tokens, repeats) for count in batches}
     rows: list[Row] = []
     suffix = ", batch invariant" if options.get("batch_invariant") else ""
     with draft_directory(draft) as directory:
-        for rate, most in itertools.product(rates, num_speculative_tokens):
-            config = dict(num_speculative_tokens=most, num_speculative_tokens_schedule=schedule, method=NGRAM)
-            config["synthetic_acceptance_rate"] = rate
-            if directory is not None:
-                config |= {"method": "draft_model", "model": directory}
+        guesses: dict[str, Any] = {"method": NGRAM} if directory is None else {"method": "draft_model", "model": directory}
+        guesses["num_speculative_tokens_schedule"] = schedule
+        cases = [
+            (rate, most, guesses | dict(num_speculative_tokens=most, synthetic_acceptance_rate=rate))
+            for rate, most in itertools.product(rates, num_speculative_tokens)
+        ]
+        for *_, config in cases:
+            EngineOptions(**options, speculative_config=config)
+        if directory is not None:
+            open_source(Path(directory)).config()
+        with opened_model(model, options, length) as llm:
+            device, costs = device_of(llm), costs_of(llm)
+            plain = {count: measure(llm, count, prompt_tokens, tokens, repeats) for count in batches}
+        for rate, most, config in cases:
             with opened_model(model, options | dict(speculative_config=config), length) as llm:
                 of_draft = None if costs is None or directory is None else costs_of(llm, draft=True)
                 for count in batches:

@@ -283,7 +283,7 @@ def bench_sustained(json_file: JsonOption = None) -> None:
 def bench_speculation(
     command: typer.Context,
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME|PATH", help="bundled, a shape, or a directory.")] = "bundled",
-    draft: Annotated[str, typer.Option(metavar="ngram|NAME|PATH", help="ngram, the bundled draft, a shape, a directory.")] = "ngram",
+    draft: Annotated[str, typer.Option(metavar="ngram|NAME|PATH", help="ngram, draft (the bundled one), a shape, a directory.")] = "ngram",
     num_speculative_tokens: Annotated[
         list[int] | None, typer.Option(min=1, help="The most drafts per step and sequence (4). May be repeated.", show_default=False)
     ] = None,

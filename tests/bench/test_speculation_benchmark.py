@@ -5,7 +5,7 @@ import json
 import pytest
 
 from minllm.bench import speculation, speculation_counts
-from minllm.errors import InvalidOptionError
+from minllm.errors import InvalidOptionError, MinLLMError
 
 CONFIG = dict(
     model_type="llama", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -59,3 +59,18 @@ def test_counts_of_all_sources(tmp_path, capsys):
 def test_counts_that_would_be_of_fewer_tokens_are_refused(prompts, prompt_tokens, tokens, says):
     with pytest.raises(InvalidOptionError, match=says):
         speculation_counts.run(prompts=prompts, prompt_tokens=prompt_tokens, tokens=tokens, json_file=None, only="n-grams, 1")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (dict(draft="nowhere"), "no directory nowhere"),
+        (dict(schedule="x"), "schedule='x'"),
+        (dict(num_speculative_tokens=[99]), "from 1 to 64"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_measured(monkeypatch, wrong, says):
+    monkeypatch.setattr(speculation, "opened_model", lambda *_: pytest.fail("a model is loaded"))
+    given = dict(draft="ngram", acceptance=(), json_file=None) | OPTIONS | wrong
+    with pytest.raises(MinLLMError, match=says):
+        speculation.run("bundled", dict(device="cpu"), **given)
