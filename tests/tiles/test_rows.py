@@ -77,4 +77,4 @@ def test_rows_stay_in_registers(dtype, target):
     """No call and no local memory is left."""
     out = types.bfloat16 if dtype == "bfloat16" else types.float16
     arrays = types.float32[:, ::1], types.int32[::1], types.int32[::1], out[:, ::1], types.float32[::1], types.float32
-    assert not unwanted(make_kernel(40, 2, 48, False, dtype), *arrays, compute_capability=target)
+    assert not unwanted([make_kernel(40, 2, 48, False, dtype)], *arrays, compute_capability=target)

@@ -9,15 +9,24 @@ from minllm.catalogue import machine_code
 from minllm.catalogue.matmul.products import product
 from minllm.kernels.matmul import tensor_core
 from minllm.kernels.matmul.gemv import gemv
-from minllm.runtime.machine_code import opcodes
+from minllm.runtime.machine_code import opcodes, sass_of_all
 
 HOPPER = (9, 0)
+LARGE = f"tensor_core/{tensor_core.TILINGS[0].tile_m}x{tensor_core.TILINGS[0].tile_n}"
+WGMMA = [f"wgmma/{name}" for name in ("128x256", "128x256/cluster", "128x256/silu", "bias", "64x96/cluster/early")]
+RUNGS = ["warpgroup/pairs", "warp_specialized/pairs", "warpgroup/out float32", "warp_specialized/out float32"]
 
 
-def test_the_large_tile_multiplies_without_a_pause():
-    large = tensor_core.TILINGS[0]
-    code = machine_code()[f"matmul/tensor_core/{large.tile_m}x{large.tile_n}/bfloat16"]
-    found = opcodes(code.compile(HOPPER).sass())
+@pytest.fixture(scope="module")
+def opcodes_of():
+    """{kernel: the opcodes of its machine code} of those with tensor cores; nvdisasm, which takes long to start, reads them together."""
+    names = [LARGE, *WGMMA, *RUNGS]
+    read = sass_of_all([machine_code()[f"matmul/{name}/bfloat16"].compile(HOPPER) for name in names])
+    return dict(zip(names, map(opcodes, read), strict=True))
+
+
+def test_the_large_tile_multiplies_without_a_pause(opcodes_of):
+    found = opcodes_of[LARGE]
     products = [i for i, opcode in enumerate(found) if opcode.startswith("HMMA")]
     between = found[products[0] : products[-1]]
     assert len(products) == 64  # all of a tile: 2 steps of 32, unrolled
@@ -25,9 +34,9 @@ def test_the_large_tile_multiplies_without_a_pause():
     assert not any(opcode.startswith(("BRA", "BAR", "DEPBAR")) for opcode in between)
 
 
-@pytest.mark.parametrize("name", ["128x256", "128x256/cluster", "128x256/silu", "bias", "64x96/cluster/early"])
-def test_wgmma_s_products_are_not_serialised(name):
-    found = opcodes(machine_code()[f"matmul/wgmma/{name}/bfloat16"].compile(HOPPER).sass())
+@pytest.mark.parametrize("name", WGMMA)
+def test_wgmma_s_products_are_not_serialised(name, opcodes_of):
+    found = opcodes_of[name]
     products = [i for i, opcode in enumerate(found) if opcode.startswith("HGMMA")]
     assert len(products) == 4  # a step of 64 of K
     between = found[products[0] : products[-1]]
@@ -37,9 +46,9 @@ def test_wgmma_s_products_are_not_serialised(name):
     assert waits[0] - products[0] < 60  # few instructions a step: addresses are kept, descriptors need an addition
 
 
-@pytest.mark.parametrize("name", ["warpgroup/pairs", "warp_specialized/pairs", "warpgroup/out float32", "warp_specialized/out float32"])
-def test_the_rungs_below_wgmma_wait_once_a_step(name):
-    found = opcodes(machine_code()[f"matmul/{name}/bfloat16"].compile(HOPPER).sass())
+@pytest.mark.parametrize("name", RUNGS)
+def test_the_rungs_below_wgmma_wait_once_a_step(name, opcodes_of):
+    found = opcodes_of[name]
     products = [i for i, opcode in enumerate(found) if opcode.startswith("HGMMA")]
     assert len(products) == 4  # a step of 64 of K
     assert not any(opcode.startswith(("WARPGROUP", "S2R", "LD", "BRA", "BAR")) for opcode in found[products[0] : products[-1]])
