@@ -75,13 +75,12 @@ def test_several_kernels_make_a_table(tmp_path, request):
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)])
 @pytest.mark.parametrize("name", ["activation/silu/vectors/float32", "activation/silu/vectors/bfloat16"])
 def test_line_numbers_do_not_change_the_code(name, capability):
-    """The listing is of the code that runs, and its pieces hold all of it."""
+    """The listing is of the code that runs: its pieces hold all of it, and nothing else."""
     code = machine_code()[name]
     with_lines, ptx = compiler.compile_listing(code.kernel.function, code.arguments, capability, **code.kernel.options)
-    sass = code.compile(capability).sass()
-    assert with_lines.sass() == sass
     pieces = listing.sass_pieces(with_lines.disassembly("-g"))
-    assert [text.strip() for piece in pieces for text in piece.instructions if not text.startswith(".L")] == sass
+    found = [text.strip() for piece in pieces for text in piece.instructions if not text.startswith(".L")]
+    assert found == code.compile(capability).sass()
     assert {piece.place for piece in listing.ptx_pieces(ptx)} > {""}
 
 

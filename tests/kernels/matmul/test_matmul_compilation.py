@@ -14,6 +14,7 @@ from minllm.runtime.machine_code import opcodes, sass_of_all
 HOPPER = (9, 0)
 LARGE = f"tensor_core/{tensor_core.TILINGS[0].tile_m}x{tensor_core.TILINGS[0].tile_n}"
 WGMMA = [f"wgmma/{name}" for name in ("128x256", "128x256/cluster", "128x256/silu", "bias", "64x96/cluster/early")]
+TILINGS = [gemv.GemvTiling(1, 8, 4), gemv.GemvTiling(2, 4, 4), gemv.GemvTiling(2, 4, 2), gemv.GemvTiling(1, 8, 4, 2)]
 RUNGS = ["warpgroup/pairs", "warp_specialized/pairs", "warpgroup/out float32", "warp_specialized/out float32"]
 
 
@@ -56,13 +57,17 @@ def test_the_rungs_below_wgmma_wait_once_a_step(name, opcodes_of):
     assert not any(opcode.startswith(("LDL", "STL")) for opcode in found)  # sums stay in registers
 
 
-@pytest.mark.parametrize(
-    "tiling", [gemv.GemvTiling(1, 8, 4), gemv.GemvTiling(2, 4, 4), gemv.GemvTiling(2, 4, 2), gemv.GemvTiling(1, 8, 4, 2)]
-)
-def test_gemv_issues_all_loads_of_weights_before_it_multiplies(tiling):
-    ((kernel, types),) = product("gemv", 1, 8, 65536, tiling=tiling).kernels(HOPPER)  # so long that the loop is not unrolled
-    compiled = kernel.compile(*types, compute_capability=HOPPER)
-    found = opcodes(compiled.sass())
+@pytest.fixture(scope="module")
+def gemvs():
+    """{tiling: (CompiledKernel, its opcodes)} for rows so long that the loop is not unrolled."""
+    kernels = [product("gemv", 1, 8, 65536, tiling=tiling).kernels(HOPPER)[0] for tiling in TILINGS]
+    compiled = [kernel.compile(*types, compute_capability=HOPPER) for kernel, types in kernels]
+    return dict(zip(TILINGS, zip(compiled, map(opcodes, sass_of_all(compiled))), strict=True))
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_gemv_issues_all_loads_of_weights_before_it_multiplies(tiling, gemvs):
+    compiled, found = gemvs[tiling]
     weights = [i for i, opcode in enumerate(found) if opcode.startswith("LDG.E.NA") and ".128" in opcode]  # NA: past L1
     products = [i for i, opcode in enumerate(found) if opcode.startswith("FFMA")]
     step = tiling.rows * tiling.unroll
