@@ -35,13 +35,13 @@ export class PagedBlocks {
     const missing = Math.ceil((known + tokens.length) / size) - sequence.table.length;
     this.checkRoom(missing + shared, name);
     if (shared) {
-      const source = sequence.table[at], own = this.take(did);
+      const source = sequence.table[at], [own] = this.take(1, did);
       this.blocks[own].tokens = this.blocks[source].tokens.slice(0, known % size);
       sequence.table[at] = own;
       this.release(source);
       did.copied = [source, own];
     }
-    for (let i = 0; i < missing; i++) sequence.table.push(this.take(did));
+    sequence.table.push(...this.take(missing, did));
     for (const token of tokens) {
       this.blocks[sequence.table[Math.floor(sequence.tokens.length / size)]].tokens.push(token);
       sequence.tokens.push(token);
@@ -99,19 +99,18 @@ export class PagedBlocks {
     if (needed > available) throw new Error(`${name} needs ${needed} more blocks and ${available} can be had: end a request first.`);
   }
 
-  take(did) {
-    let block;
-    if (this.free.length) {
-      block = Math.min(...this.free);
-      this.free.splice(this.free.indexOf(block), 1);
-    } else {
-      block = this.idle.shift();
+  // The lowest free blocks. Where there are too few, those that have been idle the longest become free first.
+  take(count, did) {
+    while (this.free.length < count) {
+      const block = this.idle.shift();
       this.found.delete(this.blocks[block].key);
       did.evicted.push(block);
+      this.free.push(block);
     }
-    this.blocks[block] = { tokens: [], holders: 1, key: null };
-    did.taken.push(block);
-    return block;
+    const taken = this.free.sort((a, b) => a - b).splice(0, count);
+    for (const block of taken) this.blocks[block] = { tokens: [], holders: 1, key: null };
+    did.taken.push(...taken);
+    return taken;
   }
 
   hold(block) {
