@@ -56,7 +56,7 @@ def run(
         return
     name, config = find_config(model, quantized=True)
     if dtype is None and (method := stored_quantization(model)):
-        raise InvalidOptionError(f"{model} stores its matrices quantised ({method}): give the format to count them in, such as --dtype int4_g128.")
+        raise InvalidOptionError(f"{model} stores its matrices quantised ({method}): give their format, such as --dtype int4_g128.")
     plan = make_plan(config, limits, wishes_for(config, dtype, kv_dtype, kv_policy, block_size, max_model_len, **wishes))
     context = plan.wishes.context
     by_format = compare_weights(config, gpu_name, limits, context) if formats else None

@@ -329,7 +329,9 @@ def test_a_quantised_checkpoint_is_planned_in_the_format_that_the_user_names(tmp
     for model in (tmp_path, tmp_path / "config.json"):
         unnamed, named = invoke(model), invoke(model, "--dtype", "int8")
         assert (
-            unnamed.exit_code == 1 and "stores its matrices quantised (awq): give the format" in unnamed.stderr and "--dtype" in unnamed.stderr
+            unnamed.exit_code == 1
+            and "stores its matrices quantised (awq): give their format" in unnamed.stderr
+            and "--dtype" in unnamed.stderr
         )
         assert named.exit_code == 0 and "numbers in int8" in named.stdout
 
