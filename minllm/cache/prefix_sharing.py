@@ -90,8 +90,9 @@ class PrefixSharingPolicy(PagedPolicy):
         self._fill(revived, len(revived) * self.block_size)
 
     def _let_go(self, blocks: Many[int]) -> None:
-        super()._let_go([block for block in blocks if block not in self.index])
-        self._idle.update(dict.fromkeys(block for block in blocks if block in self.index))
+        kept = dict.fromkeys(block for block in blocks if block in self.index)
+        super()._let_go([block for block in blocks if block not in kept])
+        self._idle.update(kept)
 
     def _take(self, count: int) -> list[int]:
         while self.pool.num_free < count and self._idle:

@@ -9,8 +9,8 @@ from rich.console import Console
 from minllm.cli.options import refuse_idle
 from minllm.cli.terminal import user_errors
 from minllm.cli.text_input import read_text_file
+from minllm.post_training import UNCALIBRATED
 
-UNCALIBRATED = ("round", "clip")
 METHOD_HELP = "round, clip (int4, nf4), smoothquant, awq, gptq, smoothquant+gptq or awq+gptq; all but the first two calibrate on a text."
 TEXT_HELP = "A text file to calibrate on; default minllm's own source."
 

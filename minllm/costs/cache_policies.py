@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from minllm.errors import InvalidOptionError, shown
 
 POLICIES = ("contiguous", "paged", "virtual")
-MOST = 10**9  # of tokens, sequences or GPUs in a plan: products of larger numbers do not fit a float
+MOST = 10**9  # the most tokens, sequences or GPUs of a plan: products of larger numbers do not fit a float
 PAGE_BYTES = 2 * 2**20  # the smallest unit of physical memory that a GPU's driver maps
 
 

@@ -7,3 +7,5 @@
     rounding.py     round to nearest, and GPTQ's rounding, in which later inputs compensate for the errors of earlier ones
     files.py        writes the checkpoint in the layout of compressed-tensors or bitsandbytes
 """  # fmt: skip
+
+UNCALIBRATED = ("round", "clip")  # the methods that read no calibration text

@@ -29,7 +29,7 @@ from minllm.models.source import ModelDirectory, open_source
 from minllm.models.tied_head import untied_if_stored
 from minllm.models.weights import WeightReader, check_tensors, is_prefixed
 from minllm.ops.numpy_ops import NumpyOps
-from minllm.post_training import files, grids
+from minllm.post_training import UNCALIBRATED, files, grids
 from minllm.post_training.calibration import Calibration, Inputs, default_text, spread
 from minllm.post_training.migration import STRENGTH, STRENGTH_BEFORE_GPTQ, awq_scales, smoothquant_scales
 from minllm.post_training.rounding import Rounded, round_matrix
@@ -37,7 +37,7 @@ from minllm.weights.formats import WEIGHT_FORMATS
 from minllm.weights.linear import Linear
 from minllm.weights.stored import StoredLinear, StoredTensor
 
-METHODS = ("round", "clip", "smoothquant", "awq", "gptq", "smoothquant+gptq", "awq+gptq")
+METHODS = (*UNCALIBRATED, "smoothquant", "awq", "gptq", "smoothquant+gptq", "awq+gptq")
 TOKENS = 16_384  # tokens of calibration text
 
 
@@ -109,7 +109,7 @@ def quantize(
     if any(one.transposed for leaf in leaves(plain.model) if isinstance(leaf, StoredLinear) for one in leaf.projections):
         raise UnsupportedModelError(f"{source} stores matrices [inputs, outputs], as GPT-2 does; compressed-tensors has no such layout.")
     token_ids = None
-    if method not in ("round", "clip"):
+    if method not in UNCALIBRATED:
         token_ids = spread(model.tokenizer().encode(default_text() if text is None else text), tokens)
         if len(token_ids) < 2:
             raise InvalidOptionError(f"the calibration text has {len(token_ids)} tokens: give a longer one.")

@@ -54,7 +54,7 @@ def in_pieces(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
 
 def build_batch(spans: Sequence[NewTokens], logits_rows: Sequence[int], block_size: int, residual_window: int = 0) -> Batch:
     """The arrays, on the host, for the new tokens of B sequences. residual_window: the cache's, in tokens; 0 for none."""
-    token_ids = np.concatenate([np.array(span.token_ids) for span in spans])  # of lists, concatenate takes twice as long
+    token_ids = np.concatenate([np.array(span.token_ids) for span in spans])  # concatenate takes twice as long over lists
     tables = padded_block_tables([span.block_table for span in spans])
     recent = recent_of_spans(spans, residual_window) if residual_window else None
     starts, lengths = (np.array(one, np.int32) for one in ([span.start for span in spans], [len(span.token_ids) for span in spans]))

@@ -21,7 +21,8 @@ CHECKED = {
     operator.floordiv: ("floordiv", "unsigned_floordiv"), operator.mod: ("mod", "unsigned_mod"),
     operator.lshift: ("lshift", "lshift"), operator.rshift: ("rshift", "unsigned_rshift"),
 }  # fmt: skip
-COUNTED = {operator.add: "add", operator.sub: "add", operator.mul: "multiply", operator.truediv: "divide"}  # as float_operations.py
+# What a trace counts, by the names of float_operations.py.
+COUNTED = {operator.add: "add", operator.sub: "add", operator.mul: "multiply", operator.truediv: "divide"}
 
 
 class Multiplications:
